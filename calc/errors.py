@@ -34,9 +34,7 @@ class InputError(ValueError):
         return cls(f"{field}: {show(value)} is not allowed; {allowed}", field)
 
 
-def validated(
-    model: type[Model], values: Mapping[str, Any], rename: Callable[[str], str] = lambda name: name
-) -> Model:
+def validated(model: type[Model], values: Mapping[str, Any], rename: Callable[[str], str] = lambda name: name) -> Model:
     """`model(**values)`, with pydantic's first complaint turned into one InputError.
 
     `rename` turns a field's name into what the user typed (a flag or a URL parameter).

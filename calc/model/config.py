@@ -1,0 +1,72 @@
+"""From a config.json to a ModelSpec, or to one clear refusal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from calc.errors import InputError
+from calc.model.families import FAMILIES
+from calc.model.fields import Fields
+from calc.model.spec import ModelSpec
+
+LARGEST_CONFIG: Final = 2 * 2**20  # bytes; the largest config.json in use is under 100 KiB
+
+
+def parse_config(text: str | bytes) -> dict[str, Any]:
+    """The JSON object of a config.json. InputError when it is too large, not JSON, or not an object. NaN and Infinity are refused."""
+    if len(text) > LARGEST_CONFIG:
+        raise InputError(
+            f"config: {len(text):,} bytes is too large; a config.json has at most {LARGEST_CONFIG:,}", "config"
+        )
+
+    def refuse(constant: str) -> Any:
+        raise InputError.of("config", constant, "JSON has no such number")
+
+    try:
+        data = json.loads(text, parse_constant=refuse)
+    except InputError:
+        raise
+    except RecursionError:
+        raise InputError("config: nested too deeply to be a config.json", "config") from None
+    except ValueError as error:
+        raise InputError(f"config: not JSON ({error}); give the text of a config.json", "config") from None
+    if not isinstance(data, dict):
+        raise InputError.of("config", data, "it must be a JSON object, the text of a config.json")
+    return data
+
+
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """The class that `architectures` names. InputError when there is none."""
+    found = config.get("architectures")
+    if not isinstance(found, list) or not found or not isinstance(found[0], str) or len(found[0]) > 100:
+        raise InputError.of("architectures", found, 'it must name the model class, such as ["LlamaForCausalLM"]')
+    return found[0]
+
+
+def from_config(config: Mapping[str, Any], name: str = "model") -> ModelSpec:
+    """The spec of a config.json. InputError names the field, its value and what is allowed; an unsupported class by its name."""
+    architecture = architecture_of(config)
+    if architecture not in FAMILIES:
+        raise InputError(_unsupported(architecture), "architectures")
+    family = FAMILIES[architecture]
+    fields = Fields(config)
+    spec = family.read(fields)
+    return replace(
+        spec,
+        name=name,
+        architecture=architecture,
+        source=family.source,
+        url=family.url,
+        assumptions=tuple(dict.fromkeys((*spec.assumptions, *fields.assumptions))),
+        unread=tuple(fields.unread()),
+    )
+
+
+def _unsupported(architecture: str) -> str:
+    return (
+        f"architectures: {architecture!r} is not understood (python -m calc models lists what is); "
+        "python -m measure trace counts any class that the installed transformers knows"
+    )

@@ -1,0 +1,11 @@
+"""The families: from `architectures[0]` to the function that reads such a config.
+
+A new family is a function of a few lines over `common`, and one row in its module's table.
+"""
+
+from __future__ import annotations
+
+from calc.model.families import decoders, gpt, mixtures
+from calc.model.families.base import Family
+
+FAMILIES: dict[str, Family] = {**decoders.FAMILIES, **gpt.FAMILIES, **mixtures.FAMILIES}

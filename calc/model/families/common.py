@@ -1,0 +1,188 @@
+"""The pieces that most families are made of: each reads its own fields and checks them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from calc.errors import InputError
+from calc.model.feed_forward import MLP, MoE, router
+from calc.model.fields import MOST_LAYERS, Fields
+from calc.model.mixers import Attention, LatentAttention
+from calc.model.spec import Layer, ModelSpec, Stack
+from calc.model.weights import Norm, Split, Weight, dim, linear
+
+DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+
+
+def hidden(fields: Fields) -> int:
+    return fields.size("hidden_size", "n_embd", "d_model")
+
+
+def num_layers(fields: Fields) -> int:
+    return fields.size("num_hidden_layers", "n_layer", "n_layers", "num_layers", high=MOST_LAYERS)
+
+
+def heads(fields: Fields, kv_default: int | None = None) -> tuple[int, int, int]:
+    """(num_attention_heads, num_key_value_heads, head_dim): KV heads default to all heads, the head size to hidden/heads."""
+    count = fields.size("num_attention_heads", "n_head", "n_heads")
+    kv = fields.size_or_none("num_key_value_heads") or kv_default or count
+    fields.divides("num_key_value_heads", kv, "num_attention_heads", count)
+    head_dim = fields.size_or_none("head_dim")
+    if head_dim is None:
+        fields.divides("num_attention_heads", count, "hidden_size", hidden(fields))
+        head_dim = hidden(fields) // count
+    return count, kv, head_dim
+
+
+def attention(fields: Fields, qk_norm: str = "", norm_style: str = "llama", **traits: Any) -> Attention:
+    """Softmax attention from the usual fields. `qk_norm`: "" none, "head" over one head's width, "full" over all heads."""
+    count, kv, head_dim = heads(fields)
+    traits.setdefault("v_head_dim", head_dim)
+    if qk_norm:
+        d = dim("d", head_dim)
+        full = qk_norm == "full"
+        traits["q_norm"] = Norm(
+            "query_norm",
+            dim("a", count) * d if full else d,
+            style=norm_style,
+            split=Split.OUTPUT if full else Split.NONE,
+        )
+        traits["k_norm"] = Norm(
+            "key_norm", dim("k", kv) * d if full else d, style=norm_style, split=Split.KV if full else Split.NONE
+        )
+    return Attention(hidden(fields), count, kv, head_dim, **traits)
+
+
+def latent_attention(fields: Fields, **traits: Any) -> LatentAttention:
+    """Multi-head latent attention from DeepSeek's fields."""
+    return LatentAttention(
+        hidden(fields),
+        fields.size("num_attention_heads"),
+        fields.size_or_none("q_lora_rank") or 0,
+        fields.size("kv_lora_rank"),
+        fields.size("qk_nope_head_dim"),
+        fields.size("qk_rope_head_dim"),
+        fields.size("v_head_dim"),
+        bias=fields.flag("attention_bias", default=False),
+        **traits,
+    )
+
+
+def mlp(fields: Fields, *keys: str, width: int | None = None, **traits: Any) -> MLP:
+    """An MLP whose width is read from `keys` ("intermediate_size" when none is given), or is `width`."""
+    size = width if width is not None else fields.size(*(keys or ("intermediate_size",)))
+    traits.setdefault(
+        "activation", fields.text("hidden_act", "hidden_activation", "activation_function", default="silu")
+    )
+    return MLP(hidden(fields), size, **traits)
+
+
+def moe(
+    fields: Fields,
+    experts: Sequence[str] = ("num_experts", "num_local_experts", "n_routed_experts"),
+    width: Sequence[str] = ("moe_intermediate_size",),
+    shared: MLP | None = None,
+    shared_gate: bool = False,
+    router_bias: bool = False,
+    **traits: Any,
+) -> MoE:
+    """A mixture of experts from the usual fields; the active experts may not outnumber the experts."""
+    count = fields.size(*experts)
+    active = fields.size("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
+    if active > count:
+        raise InputError(
+            f"{fields.name('num_experts_per_tok')} ({active}) must be at most {experts[0]} ({count})",
+            "num_experts_per_tok",
+        )
+    expert = mlp(fields, *width, letter="f_e", modules=("gate_up_proj", "gate_up_proj", "down_proj"), **traits)
+    return MoE(hidden(fields), count, active, expert, router(hidden(fields), count, router_bias), shared, shared_gate)
+
+
+def norms(fields: Fields, *names: str, **traits: Any) -> tuple[Norm, ...]:
+    """Norms over the hidden size; by default one before the mixer and one before the feed-forward."""
+    names = names or ("input_norm", "post_attention_norm")
+    return tuple(Norm(name, dim("h", hidden(fields)), **traits) for name in names)
+
+
+def uniform(fields: Fields, layer: Layer) -> Stack:
+    """All layers alike."""
+    return Stack((layer,), (0,) * num_layers(fields))
+
+
+def patterned(kinds: dict[str, Callable[[], Layer]], pattern: Sequence[str]) -> Stack:
+    """Layers of several kinds in the order of `pattern`; only the kinds that occur are built."""
+    present = list(dict.fromkeys(pattern))
+    index = {kind: at for at, kind in enumerate(present)}
+    return Stack(tuple(kinds[kind]() for kind in present), tuple(index[kind] for kind in pattern))
+
+
+def layer_types(fields: Fields, allowed: dict[str, str], default: Sequence[str] | None = None) -> list[str]:
+    """The kind of each layer from `layer_types`, translated by `allowed`; `default` where the field is missing."""
+    count = num_layers(fields)
+    found = fields.items("layer_types", length=count)
+    if found is None:
+        return list(default) if default is not None else [next(iter(allowed.values()))] * count
+    for value in found:
+        if not isinstance(value, str) or value not in allowed:
+            raise InputError.of(fields.name("layer_types"), value, f"each must be one of {', '.join(allowed)}")
+    return [allowed[value] for value in found]
+
+
+def window(fields: Fields, default_on: bool = False) -> int:
+    """The sliding window in tokens, 0 where there is none or `use_sliding_window` is false."""
+    on = (
+        fields.flag("use_sliding_window", default=default_on)
+        if fields.has("use_sliding_window") or not default_on
+        else True
+    )
+    size = fields.size_or_none("sliding_window")
+    return size if on and size else 0
+
+
+def storage_dtype(fields: Fields) -> str:
+    """The config's own storage type; bf16 where it names none."""
+    name = fields.data.get("dtype") or fields.data.get("torch_dtype") or "bfloat16"
+    return DTYPES.get(str(name).removeprefix("torch."), "bf16")
+
+
+def assemble(
+    fields: Fields,
+    layers: Stack,
+    *,
+    tied: bool = False,
+    final_norm: Norm | None = None,
+    head_bias: bool = False,
+    embeddings: tuple[Weight, ...] = (),
+    **traits: Any,
+) -> ModelSpec:
+    """A decoder around its layers: token embedding, final norm (RMSNorm unless given), head unless tied.
+
+    `tied` is the class's default of tie_word_embeddings; `embeddings` are tables beside the token table (positions).
+    """
+    h, vocab = dim("h", hidden(fields)), dim("V", fields.size("vocab_size"))
+    tied = fields.flag("tie_word_embeddings", default=tied)
+    token = Weight("token", (vocab, h), Split.VOCAB, "embed_tokens")
+    head = linear("weight", "lm_head", vocab, h, Split.VOCAB, head_bias)
+    return ModelSpec(
+        name="",
+        architecture="",
+        hidden_size=h.size,
+        vocab_size=vocab.size,
+        max_position_embeddings=fields.size_or_none("max_position_embeddings", "n_positions", "n_ctx", "seq_length")
+        or 0,
+        layers=layers,
+        embeddings=(token, *embeddings),
+        final_norm=final_norm or Norm("weight", h),
+        head=head[1:] if tied else head,
+        tied=tied,
+        source="",
+        dtype=storage_dtype(fields),
+        **traits,
+    )
+
+
+def dropouts(fields: Fields, **keys: str) -> tuple[tuple[str, float], ...]:
+    """Dropout probabilities that are above zero, by place: `attention="attn_pdrop"`."""
+    found = ((place, fields.number(key, default=0.0, high=1.0)) for place, key in keys.items())
+    return tuple((place, probability) for place, probability in found if probability)

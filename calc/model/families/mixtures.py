@@ -1,0 +1,96 @@
+"""Mixtures of experts: Mixtral, Qwen MoE, DeepSeek, gpt-oss."""
+
+from __future__ import annotations
+
+from calc.errors import InputError
+from calc.model.families.base import Family
+from calc.model.families.common import (
+    assemble,
+    attention,
+    dropouts,
+    latent_attention,
+    layer_types,
+    mlp,
+    moe,
+    norms,
+    num_layers,
+    patterned,
+    uniform,
+    window,
+)
+from calc.model.families.decoders import FULL_OR_SLIDING
+from calc.model.fields import MOST_LAYERS, Fields
+from calc.model.spec import Layer, ModelSpec, Stack
+
+
+def mixtral(fields: Fields) -> ModelSpec:
+    mixer = attention(fields, window=fields.size_or_none("sliding_window") or 0)
+    layer = Layer("layer", mixer, moe(fields, ("num_local_experts",), ("intermediate_size",)), norms(fields))
+    return assemble(fields, uniform(fields, layer), dropout=dropouts(fields, attention="attention_dropout"))
+
+
+def dense_or_moe(fields: Fields, dense: Layer, sparse: Layer, is_sparse: list[bool]) -> Stack:
+    """Layers that differ in their feed-forward alone."""
+    return patterned(
+        {"dense": lambda: dense, "moe": lambda: sparse}, ["moe" if flag else "dense" for flag in is_sparse]
+    )
+
+
+def qwen3_moe(fields: Fields) -> ModelSpec:
+    bias = "qkvo" if fields.flag("attention_bias", default=False) else ""
+    mixer = attention(fields, "head", bias=bias, window=window(fields))
+    fields.ignore("max_window_layers", "intermediate_size")
+    step = fields.size("decoder_sparse_step", default=1)
+    only = fields.items("mlp_only_layers") or []
+    if not all(isinstance(at, int) for at in only):
+        raise InputError.of(fields.name("mlp_only_layers"), only, "it must be a list of layer numbers")
+    sparse = [at not in only and (at + 1) % step == 0 for at in range(num_layers(fields))]
+    routed = Layer("moe", mixer, moe(fields, ("num_experts", "num_local_experts")), norms(fields))
+    dense = Layer("dense", mixer, mlp(fields), norms(fields)) if not all(sparse) else routed
+    return assemble(
+        fields, dense_or_moe(fields, dense, routed, sparse), dropout=dropouts(fields, attention="attention_dropout")
+    )
+
+
+def deepseek(fields: Fields) -> ModelSpec:
+    """DeepSeek-V2, V3 and R1: latent attention, the first layers dense, then experts with shared ones beside them."""
+    mixer = latent_attention(fields)
+    width, count = fields.size("moe_intermediate_size"), fields.size("n_shared_experts", default=1, low=0, high=1024)
+    shared = mlp(fields, width=width * count, letter="f_s") if count else None
+    first = fields.size("first_k_dense_replace", default=0, low=0, high=MOST_LAYERS)
+    step = fields.size("moe_layer_freq", default=1)
+    if step != 1:
+        raise InputError.of(fields.name("moe_layer_freq"), step, "only 1 is understood")
+    sparse = [at >= first for at in range(num_layers(fields))]
+    routed = Layer("moe", mixer, moe(fields, ("n_routed_experts",), shared=shared), norms(fields))
+    dense = Layer("dense", mixer, mlp(fields), norms(fields))
+    fields.ignore("num_key_value_heads", "num_nextn_predict_layers", "head_dim")
+    return assemble(
+        fields, dense_or_moe(fields, dense, routed, sparse), dropout=dropouts(fields, attention="attention_dropout")
+    )
+
+
+def gpt_oss(fields: Fields) -> ModelSpec:
+    size = fields.size("sliding_window", default=128)
+
+    def layer(kind: str, width: int) -> Layer:
+        mixer = attention(
+            fields, bias="qkvo" if fields.flag("attention_bias", default=True) else "", window=width, sinks=True
+        )
+        feed_forward = moe(fields, ("num_local_experts",), ("intermediate_size",), router_bias=True, bias=True)
+        return Layer(kind, mixer, feed_forward, norms(fields))
+
+    kinds = {"full": lambda: layer("full", 0), "sliding": lambda: layer("sliding", size)}
+    default = ["full" if (at + 1) % 2 == 0 else "sliding" for at in range(num_layers(fields))]
+    fields.ignore("experts_per_token", "initial_context_length", "swiglu_limit")
+    layers = patterned(kinds, layer_types(fields, FULL_OR_SLIDING, default))
+    return assemble(fields, layers, dropout=dropouts(fields, attention="attention_dropout"))
+
+
+FAMILIES = {
+    "MixtralForCausalLM": Family(mixtral, "mixtral"),
+    "Qwen3MoeForCausalLM": Family(qwen3_moe, "qwen3_moe"),
+    "DeepseekV2ForCausalLM": Family(deepseek, "deepseek_v2"),
+    "DeepseekV3ForCausalLM": Family(deepseek, "deepseek_v3"),
+    "GptOssForCausalLM": Family(gpt_oss, "gpt_oss"),
+}

@@ -1,0 +1,144 @@
+"""What mixes tokens: attention with any number of KV heads, latent attention (MLA), and recurrences with a fixed state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from calc.model.weights import Dim, Norm, Part, Split, State, Weight, dim, linear
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Softmax attention: MHA, GQA and MQA, whole or over a window.
+
+    `bias` holds the letters of the projections that have one ("qkvo"). `modules` are the Hugging Face names of the four
+    projections; the first three are equal where one tensor holds all. `window` and `chunk` are tokens, 0 for none.
+    `gated`: the query projection also makes an output gate of the same width. `shares_kv`: keys and values are an earlier layer's.
+    """
+
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    v_head_dim: int
+    bias: str = ""
+    modules: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj")
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+    v_norm: Norm | None = None
+    window: int = 0
+    chunk: int = 0
+    causal: bool = True
+    rotary: bool = True
+    sinks: bool = False
+    gated: bool = False
+    shares_kv: bool = False
+    key_is_value: bool = False
+    softcap: bool = False
+    extra: tuple[Weight, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        h, a, k = dim("h", self.hidden_size), dim("a", self.num_attention_heads), dim("k", self.num_key_value_heads)
+        d = dim("d", self.head_dim)
+        v = d if self.v_head_dim == self.head_dim else dim("d_v", self.v_head_dim)
+        query, key, value, output = self.modules
+        queries = dim("2", 2) * a * d if self.gated else a * d
+        weights = [*linear("query", query, queries, h, Split.OUTPUT, "q" in self.bias)]
+        if not self.shares_kv:
+            weights += linear("key", key, k * d, h, Split.KV, "k" in self.bias)
+            if not self.key_is_value:
+                weights += linear("value", value, k * v, h, Split.KV, "v" in self.bias)
+        weights += linear("output", output, h, a * v, Split.INPUT, "o" in self.bias)
+        norms = (self.q_norm,) if self.shares_kv else (self.q_norm, self.k_norm, self.v_norm)
+        for norm in norms:
+            weights += norm.weights if norm else ()
+        if self.sinks:
+            weights.append(Weight("sinks", (a,), Split.OUTPUT))
+        return (Part("attention", (*weights, *self.extra)),)
+
+
+@dataclass(frozen=True, slots=True)
+class Indexer:
+    """DeepSeek's sparse-attention indexer: its own small heads choose the `topk` keys that a query attends to."""
+
+    heads: int
+    head_dim: int
+    topk: int
+    weights: tuple[Weight, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): the cache holds one latent and one rotary key."""
+
+    hidden_size: int
+    num_attention_heads: int
+    q_lora_rank: int  # 0: one full query projection
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    bias: bool = False
+    norm_style: str = "llama"
+    causal: bool = True
+    indexer: Indexer | None = None
+    extra: tuple[Weight, ...] = ()
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a query and key head."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """Once expanded, every query head has its own keys and values."""
+        return self.num_attention_heads
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        found = [Norm("q_norm", dim("r_q", self.q_lora_rank), style=self.norm_style)] if self.q_lora_rank else []
+        return (*found, Norm("kv_norm", dim("r_kv", self.kv_lora_rank), style=self.norm_style))
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        h, a = dim("h", self.hidden_size), dim("a", self.num_attention_heads)
+        nope, rope = dim("d_n", self.qk_nope_head_dim), dim("d_r", self.qk_rope_head_dim)
+        latent, v = dim("r_kv", self.kv_lora_rank), dim("d_v", self.v_head_dim)
+        if self.q_lora_rank:
+            rank = dim("r_q", self.q_lora_rank)
+            weights = [*linear("query_down", "q_a_proj", rank, h, Split.NONE, self.bias)]
+            weights += linear("query_up", "q_b_proj", a * (nope + rope), rank, Split.OUTPUT)
+        else:
+            weights = [*linear("query", "q_proj", a * (nope + rope), h, Split.OUTPUT)]
+        weights += linear("key_value_down", "kv_a_proj_with_mqa", latent + rope, h, Split.NONE, self.bias)
+        weights += linear("key_value_up", "kv_b_proj", a * (nope + v), latent, Split.OUTPUT)
+        weights += linear("output", "o_proj", h, a * v, Split.INPUT, self.bias)
+        for norm in self.norms:
+            weights += norm.weights
+        parts = [Part("attention", (*weights, *self.extra))]
+        if self.indexer:
+            parts.append(Part("indexer", self.indexer.weights))
+        return tuple(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """A mixer with a state of fixed size: Mamba, gated delta net, RWKV, linear attention, a short convolution.
+
+    `states` is what one sequence keeps; `flops` is the forward FLOPs of one token beyond its weight matmuls (the scan and the
+    convolution), as a formula; `saved` is the elements that the usual kernel keeps for backward, for each token.
+    """
+
+    kind: str  # the component's name: "mamba", "delta_net", ...
+    weights: tuple[Weight, ...]
+    states: tuple[State, ...]
+    flops: Dim
+    saved: Dim
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (Part(self.kind, self.weights),)
+
+
+Mixer = Attention | LatentAttention | Recurrence

@@ -1,0 +1,113 @@
+"""ModelSpec: a model as data, exact to one parameter, whatever family it comes from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from calc.model.feed_forward import FeedForward
+from calc.model.mixers import Attention, Mixer
+from calc.model.weights import Norm, Part, Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer: what mixes tokens, what transforms each, and the norms around them. Either may be absent (a hybrid's
+    layer, a pruned one). `parallel`: both read the same input (GPT-J, Cohere). `cross` attends to an encoder's output."""
+
+    kind: str  # names the component where a model has several: "dense", "moe", "sliding", ...
+    mixer: Mixer | None
+    feed_forward: FeedForward | None
+    norms: tuple[Norm, ...]
+    parallel: bool = False
+    cross: Attention | None = None
+    extra: tuple[Part, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Every weight of the layer, in groups: mixer, cross-attention, feed-forward, norms, the rest."""
+        parts: list[Part] = []
+        if self.mixer:
+            parts += self.mixer.parts
+        if self.cross:
+            parts += (Part("cross_attention", part.weights) for part in self.cross.parts)
+        if self.feed_forward:
+            parts += self.feed_forward.parts
+        norms = tuple(weight for norm in self.norms for weight in norm.weights)
+        if norms:
+            parts.append(Part("norms", norms))
+        return (*parts, *self.extra)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Layers in order: `pattern[i]` is the index in `kinds` of layer i."""
+
+    kinds: tuple[Layer, ...]
+    pattern: tuple[int, ...]
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """How many layers of each kind."""
+        found = Counter(self.pattern)
+        return tuple(found[index] for index in range(len(self.kinds)))
+
+    @cached_property
+    def kind_parts(self) -> tuple[tuple[Part, ...], ...]:
+        """`parts` of each kind of layer, made once."""
+        return tuple(kind.parts for kind in self.kinds)
+
+    def __len__(self) -> int:
+        return len(self.pattern)
+
+    def __iter__(self) -> Iterator[Layer]:
+        return (self.kinds[index] for index in self.pattern)
+
+
+@dataclass(frozen=True)
+class Tower:
+    """A part of the model beside the language decoder: a vision or audio encoder, a projector, a text encoder, the
+    multi-token-prediction layers. `in_total` is False for what the published checkpoint holds but the model class does not build."""
+
+    name: str
+    stack: Stack
+    parts: tuple[Part, ...] = ()
+    in_total: bool = True
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model: embeddings, a stack of layers, a final norm, a head, and what stands beside them.
+
+    `assumptions` lists what the config left to its class; `unread` the config's fields that no rule understood.
+    """
+
+    name: str
+    architecture: str
+    hidden_size: int
+    vocab_size: int
+    max_position_embeddings: int  # 0: unknown or unbounded
+    layers: Stack
+    embeddings: tuple[Weight, ...]
+    final_norm: Norm | None
+    head: tuple[Weight, ...]  # () when tied, or when there is none
+    tied: bool
+    source: str
+    url: str = ""
+    has_head: bool = True  # False for encoders that end at the last hidden state
+    other: tuple[Part, ...] = ()  # prediction-head transforms, poolers, embedding projections
+    towers: tuple[Tower, ...] = ()
+    dtype: str = "bf16"  # the config's own storage type
+    dropout: tuple[tuple[str, float], ...] = ()  # ("attention", p), ("residual", p), ("embedding", p) where p > 0
+    logit_softcap: bool = False
+    head_scale: bool = False  # logits are multiplied by a constant after the head
+    embedding_scale: bool = False  # embeddings are multiplied by a constant
+    assumptions: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def num_hidden_layers(self) -> int:
+        return len(self.layers)
