@@ -76,7 +76,7 @@ class Row(NamedTuple):
 
     path: str
     value: Number
-    count: int
+    copies: int
     component: Component
 
 
@@ -122,7 +122,7 @@ def _as_dict(row: Row, unit: str) -> dict[str, Any]:
         "path": row.path,
         "value": row.value,
         "unit": unit,
-        "count": row.count,
+        "count": row.copies,
         "formula": formula.symbolic() if formula else "",
         "with_numbers": formula.with_numbers(row.component.numbers) if formula else "",
         "source": formula.source if formula else "",

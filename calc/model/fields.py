@@ -13,7 +13,28 @@ MOST_LAYERS: Final = 4096
 
 # Fields that change neither a count, a byte nor a FLOP of ours: tokens, initialisation, generation, bookkeeping.
 _IGNORED = frozenset(
-    ["_name_or_path", "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "use_cache", "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "cls_token_id", "mask_token_id", "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "begin_suppress_tokens", "suppress_tokens", "initializer_range", "initializer_factor", "init_std", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon", "layernorm_epsilon", "rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq", "rotary_pct", "partial_rotary_factor", "rotary_dim", "rotary_emb_base", "rope_interleave", "pretraining_tp", "auto_map", "return_dict", "output_attentions", "output_hidden_states", "output_router_logits", "torchscript", "use_bfloat16", "pruned_heads", "chunk_size_feed_forward", "is_encoder_decoder", "is_decoder", "add_cross_attention", "tie_encoder_decoder", "finetuning_task", "id2label", "label2id", "task_specific_params", "problem_type", "tokenizer_class", "prefix", "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences", "output_scores", "return_dict_in_generate", "remove_invalid_values", "exponential_decay_length_penalty", "router_aux_loss_coef", "router_z_loss_coef", "router_jitter_noise", "aux_loss_alpha", "seq_aux", "norm_topk_prob", "topk_method", "n_group", "topk_group", "scoring_func", "routed_scaling_factor", "score_func", "image_token_id", "image_token_index", "video_token_id", "vision_start_token_id", "vision_end_token_id", "audio_token_id", "boi_token_id", "eoi_token_id", "attn_pdrop", "resid_pdrop", "embd_pdrop", "attention_dropout", "hidden_dropout", "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "gradient_checkpointing", "reorder_and_upcast_attn", "scale_attn_by_inverse_layer_idx", "scale_attn_weights", "cache_implementation", "quantization_config", "compression_config", "license", "unsloth_version", "unsloth_fixed", "mlp_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob", "ep_size", "query_pre_attn_scalar", "_attn_implementation", "attn_implementation", "cross_attention_hidden_size"]
+    """
+    _name_or_path architectures model_type transformers_version torch_dtype dtype use_cache bos_token_id
+    eos_token_id pad_token_id unk_token_id sep_token_id cls_token_id mask_token_id decoder_start_token_id
+    forced_bos_token_id forced_eos_token_id begin_suppress_tokens suppress_tokens initializer_range
+    initializer_factor init_std rms_norm_eps layer_norm_eps layer_norm_epsilon norm_eps norm_epsilon
+    layernorm_epsilon rope_theta rope_scaling rope_parameters rope_local_base_freq rotary_pct partial_rotary_factor
+    rotary_dim rotary_emb_base rope_interleave pretraining_tp auto_map return_dict output_attentions
+    output_hidden_states output_router_logits torchscript use_bfloat16 pruned_heads chunk_size_feed_forward
+    is_encoder_decoder is_decoder add_cross_attention tie_encoder_decoder finetuning_task id2label label2id
+    task_specific_params problem_type tokenizer_class prefix max_length min_length do_sample early_stopping
+    num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty
+    no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores
+    return_dict_in_generate remove_invalid_values exponential_decay_length_penalty router_aux_loss_coef
+    router_z_loss_coef router_jitter_noise aux_loss_alpha seq_aux norm_topk_prob topk_method n_group topk_group
+    scoring_func routed_scaling_factor score_func image_token_id image_token_index video_token_id
+    vision_start_token_id vision_end_token_id audio_token_id boi_token_id eoi_token_id attn_pdrop resid_pdrop
+    embd_pdrop attention_dropout hidden_dropout summary_activation summary_first_dropout summary_proj_to_labels
+    summary_type summary_use_proj gradient_checkpointing reorder_and_upcast_attn scale_attn_by_inverse_layer_idx
+    scale_attn_weights cache_implementation quantization_config compression_config license unsloth_version
+    unsloth_fixed mlp_dropout hidden_dropout_prob attention_probs_dropout_prob ep_size query_pre_attn_scalar
+    _attn_implementation attn_implementation cross_attention_hidden_size
+    """.split()
 )
 
 

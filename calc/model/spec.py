@@ -41,7 +41,7 @@ class Layer:
         return (*parts, *self.extra)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Stack:
     """Layers in order: `pattern[i]` is the index in `kinds` of layer i."""
 
@@ -66,7 +66,7 @@ class Stack:
         return (self.kinds[index] for index in self.pattern)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tower:
     """A part of the model beside the language decoder: a vision or audio encoder, a projector, a text encoder, the
     multi-token-prediction layers. `in_total` is False for what the published checkpoint holds but the model class does not build."""
@@ -77,7 +77,7 @@ class Tower:
     in_total: bool = True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ModelSpec:
     """A model: embeddings, a stack of layers, a final norm, a head, and what stands beside them.
 

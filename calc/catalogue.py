@@ -1,0 +1,73 @@
+"""The models that come with the product, and the one place that turns MODEL into a config and a spec."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from calc.errors import InputError
+from calc.model.config import from_config, parse_config
+from calc.model.spec import ModelSpec
+
+_DATA = Path(__file__).parent / "data"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One model of the catalogue: where its config was read, and the total that its Hub page or paper states (None: none found)."""
+
+    name: str
+    hub_id: str
+    source: str
+    published_total: int | None = None
+    published_source: str = ""
+    notes: str = ""
+
+
+@lru_cache(maxsize=1)
+def catalogue() -> Mapping[str, Entry]:
+    """Every model of the catalogue by name, in the order of the file."""
+    rows = json.loads((_DATA / "models.json").read_bytes())
+    return {row["name"]: Entry(**row) for row in rows}
+
+
+def load_config(model: str) -> dict[str, Any]:
+    """The raw config of MODEL: a catalogue name, a path to a config.json or its folder, or `-` for standard input.
+
+    InputError when there is no such model, with the closest names.
+    """
+    from calc.sources.files import read_config, read_standard_input
+
+    if model == "-":
+        return read_standard_input()
+    if model in catalogue():
+        return parse_config((_DATA / "models" / f"{model}.json").read_bytes())
+    if model.endswith(".json") or model.startswith((".", "/", "~")) or Path(model).exists():
+        return read_config(Path(model).expanduser())
+    close = get_close_matches(model.lower().rsplit("/", 1)[-1], catalogue(), n=3, cutoff=0.5)
+    hint = f"; close names are {', '.join(close)}" if close else ""
+    raise InputError.of(
+        "MODEL", model, f"it must be a catalogue name, a path to a config.json, or - for standard input{hint}"
+    )
+
+
+def load(model: str) -> ModelSpec:
+    """The spec of MODEL, as `load_config` finds it."""
+    return _catalogued(model) if model in catalogue() else from_config(load_config(model), _display_name(model))
+
+
+@lru_cache(maxsize=256)
+def _catalogued(name: str) -> ModelSpec:
+    return from_config(load_config(name), name)
+
+
+def _display_name(model: str) -> str:
+    if model == "-":
+        return "standard input"
+    path = Path(model).expanduser()
+    return path.resolve().parent.name if path.name == "config.json" else path.stem

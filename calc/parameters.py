@@ -1,0 +1,209 @@
+"""How many parameters a model has: total, active for a token, embedding, trainable; by component and layer kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from calc.breakdown import Breakdown, Component, Formula
+from calc.errors import InputError
+from calc.model.spec import ModelSpec, Stack
+from calc.model.weights import Part, Weight
+
+LORA = Formula(
+    r"<r> \cdot (<k> + <d>)",
+    "LoRA, arXiv 2106.09685, section 4.1",
+    "https://arxiv.org/abs/2106.09685",
+    ("A is r x k and B is d x r; the base weights are frozen",),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterAnswer:
+    """Counts of parameters. `active` is what one token uses, its embedding table included; `trainable` is `total` unless LoRA is on."""
+
+    spec: ModelSpec
+    breakdown: Breakdown
+    total: int
+    active: int
+    embedding: int
+    trainable: int
+    textbook: TextbookCount
+
+    def as_json(self) -> dict[str, Any]:
+        """The answer with the keys of `python -m calc params`."""
+        return {
+            "model": self.spec.name,
+            "architecture": self.spec.architecture,
+            "total": self.total,
+            "active": self.active,
+            "embedding": self.embedding,
+            "trainable": self.trainable,
+            "tied": self.spec.tied,
+            "components": self.breakdown.components(),
+            "not_in_total": {
+                tower.name: _tower_total(tower.stack, tower.parts) for tower in self.spec.towers if not tower.in_total
+            },
+            "textbook": self.textbook.as_json(),
+            "assumptions": list(self.spec.assumptions),
+            "unread": list(self.spec.unread),
+            "notes": list(self.spec.notes),
+        }
+
+
+def parameters(spec: ModelSpec, lora_rank: int = 0, lora_targets: str = "all-linear") -> ParameterAnswer:
+    """Count the parameters of a model, exact to one.
+
+    `lora_rank` above 0 counts the adapters of rank r on `lora_targets` ("all-linear" or module names with commas) as the trainable
+    ones; the head is not a target of "all-linear" (peft's convention). InputError when a target is not a linear layer of the model.
+    """
+    tree = _tree(spec)
+    total = int(tree.total)
+    embedding = sum(weight.parameters for weight in spec.embeddings)
+    trainable = lora_parameters(spec, lora_rank, lora_targets) if lora_rank else total
+    return ParameterAnswer(
+        spec, Breakdown(tree, "parameters"), total, _active(spec), embedding, trainable, textbook(spec, total)
+    )
+
+
+@lru_cache(maxsize=64)
+def _tree(spec: ModelSpec) -> Component:
+    """The tree of the whole model; a spec hashes by identity, so a slider move finds it made."""
+    parts = [Component("embedding", children=_leaves(spec.embeddings, spec))]
+    parts += [_stack(spec.layers, spec)]
+    if spec.final_norm:
+        parts.append(Component("final_norm", children=_leaves(spec.final_norm.weights, spec)))
+    if spec.head:
+        parts.append(Component("head", children=_leaves(spec.head, spec)))
+    parts += [_part(part, spec) for part in spec.other]
+    for tower in spec.towers:
+        if tower.in_total:
+            children = [_part(part, spec) for part in tower.parts]
+            children += [_stack(tower.stack, spec)] if len(tower.stack) else []
+            parts.append(Component(tower.name, children=tuple(children)))
+    return Component("parameters", children=tuple(part for part in parts if part.children))
+
+
+def _stack(stack: Stack, spec: ModelSpec) -> Component:
+    """`layers` once with its count, or one node a kind when the model has several."""
+    kinds = [
+        Component(kind.kind, children=_named([_part(part, spec) for part in parts]), count=count)
+        for kind, parts, count in zip(stack.kinds, stack.kind_parts, stack.counts, strict=True)
+    ]
+    kinds = [kind for kind in kinds if kind.children]
+    if len(kinds) == 1:
+        return Component("layers", children=kinds[0].children, count=kinds[0].count)
+    return Component("layers", children=_named(kinds))
+
+
+def _named(parts: list[Component]) -> tuple[Component, ...]:
+    """The parts with unique names: a second `dense` becomes `dense_2`."""
+    seen: dict[str, int] = {}
+    unique = []
+    for part in parts:
+        seen[part.name] = seen.get(part.name, 0) + 1
+        again = seen[part.name] > 1
+        name = f"{part.name}_{seen[part.name]}" if again else part.name
+        unique.append(Component(name, part.value, part.children, part.count, part.formula, part.numbers))
+    return tuple(unique)
+
+
+def _part(part: Part, spec: ModelSpec) -> Component:
+    return Component(part.name, children=_leaves(part.weights, spec), count=part.copies)
+
+
+def _leaves(weights: tuple[Weight, ...], spec: ModelSpec) -> tuple[Component, ...]:
+    return _named([_leaf(weight, spec) for weight in weights])
+
+
+def _leaf(weight: Weight, spec: ModelSpec) -> Component:
+    formula = Formula(weight.latex, spec.source, spec.url)
+    return Component(weight.name, weight.parameters, formula=formula, numbers=weight.numbers)
+
+
+def _tower_total(stack: Stack, parts: tuple[Part, ...]) -> int:
+    layers = sum(
+        count * sum(part.parameters for part in kind)
+        for kind, count in zip(stack.kind_parts, stack.counts, strict=True)
+    )
+    return layers + sum(part.parameters for part in parts)
+
+
+def _active(spec: ModelSpec) -> int:
+    """What one token uses: all but the experts it is not routed to. Embedding, head and towers count whole."""
+    idle = 0
+    for stack in (spec.layers, *(tower.stack for tower in spec.towers if tower.in_total)):
+        for kind, count in zip(stack.kind_parts, stack.counts, strict=True):
+            idle += count * sum(part.parameters - part.active_parameters for part in kind)
+    return int(_tree(spec).total) - idle
+
+
+def lora_parameters(spec: ModelSpec, rank: int, targets: str = "all-linear") -> int:
+    """Trainable parameters of LoRA: r (in + out) for each target of each layer; parts of a fused projection share one adapter.
+
+    Experts held in one tensor are not nn.Linear, so they are not targets of "all-linear" (transformers 5 with peft).
+    """
+    if rank < 1:
+        raise InputError.of("lora_rank", rank, "it must be a whole number of at least 1")
+    wanted = None if targets == "all-linear" else {name.strip() for name in targets.split(",") if name.strip()}
+    found: set[str] = set()
+    total = 0
+    for kind, count in zip(spec.layers.kind_parts, spec.layers.counts, strict=True):
+        for module, (output, inputs) in _linear_modules(kind).items():
+            found.add(module)
+            if wanted is None or module in wanted:
+                total += count * rank * (output + inputs)
+    if wanted is not None and not wanted <= found:
+        missing = ", ".join(sorted(wanted - found))
+        raise InputError.of("lora_targets", missing, f"the linear layers of this model are {', '.join(sorted(found))}")
+    if not wanted and wanted is not None:
+        raise InputError.of("lora_targets", targets, 'it must be "all-linear" or module names with commas')
+    return total
+
+
+def _linear_modules(parts: tuple[Part, ...]) -> dict[str, tuple[int, int]]:
+    """(output, input) features of each nn.Linear by module name; the parts of a fused one add their outputs."""
+    found: dict[str, tuple[int, int]] = {}
+    for part in parts:
+        if part.expert:
+            continue
+        for weight in part.weights:
+            if weight.module and weight.matmul:
+                output, inputs = (dimension.size for dimension in weight.shape)
+                found[weight.module] = (found.get(weight.module, (0, 0))[0] + output, inputs)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class TextbookCount:
+    """The form that courses teach for a Llama block, V h + L (12.04 h^2 + 12.36 h), beside the exact count."""
+
+    total: int
+    exact: int
+    reasons: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"total": self.total, "difference": self.exact - self.total, "reasons": list(self.reasons)}
+
+
+def textbook(spec: ModelSpec, total: int) -> TextbookCount:
+    """The textbook count and why it differs: an untied head, the real FFN width, GQA, experts, biases that are not there."""
+    h, depth = spec.hidden_size, spec.num_hidden_layers
+    value = spec.vocab_size * h + round(depth * (12.04 * h * h + 12.36 * h))
+    reasons = []
+    if spec.head:
+        head = sum(weight.parameters for weight in spec.head)
+        reasons.append(f"leaves out the untied head: {head:,} parameters")
+    block = sum(
+        count * sum(part.parameters for part in kind)
+        for kind, count in zip(spec.layers.kind_parts, spec.layers.counts, strict=True)
+    )
+    assumed = round(depth * (12.04 * h * h + 12.36 * h))
+    reasons.append(
+        f"assumes {assumed:,} parameters in the {depth} layers (MHA, a gated MLP of 2.68 h, biases everywhere); this model has {block:,}"
+    )
+    beside = total - block - spec.vocab_size * h - sum(weight.parameters for weight in spec.head)
+    if beside:
+        reasons.append(f"leaves out {beside:,} in norms, position tables and towers outside the layers")
+    return TextbookCount(value, total, tuple(reasons))

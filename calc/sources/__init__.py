@@ -1,0 +1,1 @@
+"""The door to files and the network: where a model's config comes from."""
