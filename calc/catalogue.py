@@ -19,21 +19,24 @@ _DATA = Path(__file__).parent / "data"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One model of the catalogue: where its config was read, and the total that its Hub page or paper states (None: none found)."""
+    """One model of the catalogue: where its config was read, and what its Hub page states (None: not found).
+
+    `hub_total` counts what the checkpoint stores, which is often not the parameter count; `note` says why they differ.
+    """
 
     name: str
     hub_id: str
-    source: str
-    published_total: int | None = None
-    published_source: str = ""
-    notes: str = ""
+    config_source: str
+    hub_total: int | None
+    hub_total_source: str
+    note: str
 
 
 @lru_cache(maxsize=1)
 def catalogue() -> Mapping[str, Entry]:
     """Every model of the catalogue by name, in the order of the file."""
     rows = json.loads((_DATA / "models.json").read_bytes())
-    return {row["name"]: Entry(**row) for row in rows}
+    return {name: Entry(name, **row) for name, row in rows.items()}
 
 
 def load_config(model: str) -> dict[str, Any]:

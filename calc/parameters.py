@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from calc.breakdown import Breakdown, Component, Formula
 from calc.errors import InputError
 from calc.model.spec import ModelSpec, Stack
@@ -52,16 +54,30 @@ class ParameterAnswer:
         }
 
 
-def parameters(spec: ModelSpec, lora_rank: int = 0, lora_targets: str = "all-linear") -> ParameterAnswer:
+class ParametersPlan(BaseModel):
+    """What to count beside the parameters themselves."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    lora_rank: int = Field(0, ge=0, le=65536, description="LoRA rank r; 0 trains every parameter")
+    lora_targets: str = Field(
+        "all-linear",
+        min_length=1,
+        max_length=500,
+        description='LoRA targets: "all-linear", or module names with commas',
+    )
+
+
+def parameters(spec: ModelSpec, plan: ParametersPlan = ParametersPlan()) -> ParameterAnswer:  # noqa: B008 (frozen)
     """Count the parameters of a model, exact to one.
 
-    `lora_rank` above 0 counts the adapters of rank r on `lora_targets` ("all-linear" or module names with commas) as the trainable
-    ones; the head is not a target of "all-linear" (peft's convention). InputError when a target is not a linear layer of the model.
+    A LoRA rank above 0 counts the adapters on the targets as the trainable parameters; the head is not a target of
+    "all-linear" (peft's convention). InputError when a target is not a linear layer of the model.
     """
     tree = _tree(spec)
     total = int(tree.total)
     embedding = sum(weight.parameters for weight in spec.embeddings)
-    trainable = lora_parameters(spec, lora_rank, lora_targets) if lora_rank else total
+    trainable = lora_parameters(spec, plan.lora_rank, plan.lora_targets) if plan.lora_rank else total
     return ParameterAnswer(
         spec, Breakdown(tree, "parameters"), total, _active(spec), embedding, trainable, textbook(spec, total)
     )

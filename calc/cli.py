@@ -1,0 +1,246 @@
+"""The command line: `python -m calc COMMAND`. Answers go to standard output, one line of complaint to standard error."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from calc.breakdown import to_csv
+from calc.commands import COMMANDS, Answer, Command, choices, flag, is_switch
+from calc.errors import InputError, validated
+from calc.units import GB, TB, GiB, show_value
+
+FORMATS = ("table", "json", "csv", "markdown")
+_GPU_FLAGS = (
+    ("gpu", str, "a GPU of the catalogue (python -m calc gpus)"),
+    ("gpu_memory_gib", float, "memory of the GPU in GiB, as its driver shows it"),
+    ("gpu_tflops", float, "dense peak in TFLOP/s"),
+    ("gpu_GBps", float, "memory bandwidth in GB/s (10**9 bytes)"),
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse that complains as everything else does: an InputError, one line, exit 2."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{self.prog}: {message}")
+
+
+def run(argv: Sequence[str]) -> str:
+    """The answer to a command as text. InputError on bad input; SystemExit 0 after --help."""
+    lists: dict[str, Callable[[Sequence[str]], str]] = {"models": _models, "gpus": _gpus}
+    if not argv or argv[0] in ("-h", "--help"):
+        return _help(lists)
+    name, rest = argv[0], argv[1:]
+    if name in lists:
+        return lists[name](rest)
+    if name not in COMMANDS:
+        raise InputError.of("command", name, f"it must be one of {', '.join((*COMMANDS, *lists))}")
+    return _answer(COMMANDS[name], rest)
+
+
+def _help(lists: Mapping[str, object]) -> str:
+    lines = ["usage: python -m calc COMMAND [MODEL] [flags]   (--help after a command lists its flags)", ""]
+    lines += [f"  {command.name:<10} {command.help}" for command in COMMANDS.values()]
+    lines += [f"  {name:<10} the catalogue of {name}, each with its source" for name in lists]
+    return "\n".join(lines)
+
+
+def add_plan_flags(parser: argparse.ArgumentParser, command: Command) -> None:
+    """One flag for each field of the command's plan; what is not given keeps the plan's default."""
+    for name, field in command.plan.model_fields.items():
+        text = (field.description or "").replace("%", "%%")
+        default = field.get_default(call_default_factory=True)
+        shown = f"{text} (default: {default})" if default is not None else text
+        if is_switch(field):
+            parser.add_argument(
+                flag(name), dest=name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=shown
+            )
+        else:
+            metavar = "|".join(map(str, choices(field))) or name.upper()
+            parser.add_argument(flag(name), dest=name, default=argparse.SUPPRESS, metavar=metavar, help=shown)
+
+
+def add_gpu_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that choose or describe a GPU."""
+    for name, kind, text in _GPU_FLAGS:
+        parser.add_argument(flag(name), dest=name, type=kind, default=None, help=text)
+
+
+def _answer(command: Command, argv: Sequence[str]) -> str:
+    parser = _Parser(prog=f"python -m calc {command.name}", description=command.help, allow_abbrev=False)
+    if command.takes_model:
+        parser.add_argument(
+            "MODEL", help="a catalogue name, a path to a config.json or its folder, or - for standard input"
+        )
+    if command.takes_gpu:
+        add_gpu_flags(parser)
+    add_plan_flags(parser, command)
+    _add_format(parser)
+    given = vars(parser.parse_args(argv))
+    plan = validated(command.plan, {key: given[key] for key in command.plan.model_fields if key in given}, flag)
+    spec = gpu = None
+    if command.takes_model:
+        from calc.catalogue import load
+
+        spec = load(given["MODEL"])
+    if command.takes_gpu:
+        from calc.hardware import chosen_gpu
+
+        gpu = chosen_gpu(given["gpu"], given["gpu_memory_gib"], given["gpu_tflops"], given["gpu_GBps"], flag)
+    return _formatted(command.answer(plan, spec, gpu), _format(given))
+
+
+def _add_format(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--format", default="table", metavar="|".join(FORMATS), help="how to print (default: table)")
+
+
+def _format(given: Mapping[str, Any]) -> str:
+    if given["format"] not in FORMATS:
+        raise InputError.of("--format", given["format"], f"it must be one of {', '.join(FORMATS)}")
+    return str(given["format"])
+
+
+def _formatted(answer: Answer, form: str) -> str:
+    if form == "json":
+        return json.dumps(answer.as_json(), indent=1)
+    if form == "csv":
+        return answer.breakdown.csv().rstrip("\n")
+    data = answer.as_json()
+    summary = [(key, _cell(key, value)) for key, value in data.items() if _is_scalar(value)]
+    unit = answer.breakdown.unit
+    parts = [(row.path, f"{row.value:,}", show_value(row.value, unit)) for row in answer.breakdown.rows()]
+    remarks = [f"{key}: {text}" for key in ("assumptions", "notes", "unread") for text in data.get(key, ())]
+    if form == "markdown":
+        tables = [_markdown(("quantity", "value"), summary), _markdown(("path", unit, ""), parts)]
+        return "\n\n".join([*tables, "\n".join(f"- {remark}" for remark in remarks)]).rstrip()
+    return "\n\n".join(filter(None, [_columns(summary), _columns(parts), "\n".join(remarks)]))
+
+
+def _is_scalar(value: object) -> bool:
+    return value is None or isinstance(value, str | int | float)
+
+
+_UNITS = (("_bytes", "bytes"), ("bytes_per_token", "bytes"), ("bytes_per_sequence", "bytes"), ("seconds", "seconds"))
+
+
+def _cell(key: str, value: object) -> str:
+    """A value with its unit for reading, exact beside it where the two differ."""
+    if value is None:
+        return "unknown"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    unit = next((unit for ending, unit in _UNITS if key.endswith(ending)), "FLOPs" if "flops" in key else "")
+    if unit and isinstance(value, int | float):
+        shown = show_value(value, unit)
+        return f"{shown} ({value:,})" if isinstance(value, int) and abs(value) > 1023 else shown
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _columns(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
+    """Aligned columns: numbers to the right, text to the left."""
+    table = [header, *rows] if header else rows
+    if not table:
+        return ""
+    columns = list(zip(*table, strict=True))
+    right = [
+        all(cell[:1].isdigit() or cell in ("", "unknown") for cell in column[bool(header) :]) for column in columns
+    ]
+    widths = [max(map(len, column)) for column in columns]
+    lines = (
+        "  ".join(
+            cell.rjust(width) if numeric else cell.ljust(width)
+            for cell, width, numeric in zip(row, widths, right, strict=True)
+        )
+        for row in table
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
+
+
+def _models(argv: Sequence[str]) -> str:
+    from calc.catalogue import catalogue, load
+    from calc.parameters import parameters
+
+    rows = []
+    for entry in _found(argv, "models", catalogue()):
+        answer = parameters(load(entry.name))
+        rows.append(
+            {
+                "name": entry.name,
+                "hub_id": entry.hub_id,
+                "total": answer.total,
+                "active": answer.active,
+                "architecture": answer.spec.architecture,
+                "hub_total": entry.hub_total,
+                "source": entry.config_source,
+                "note": entry.note,
+            }
+        )
+    return _listing(rows, argv, ("name", "total", "active", "architecture", "source"))
+
+
+def _gpus(argv: Sequence[str]) -> str:
+    from calc.hardware import gpus
+
+    rows = [gpu.facts() for gpu in _found(argv, "gpus", gpus())]
+    for row in rows:
+        row["memory_GiB"] = _in(row["memory_bytes"], GiB)
+        row["bandwidth_GBps"] = _in(row["memory_bandwidth_bytes_per_s"], GB)
+        row["bf16_TFLOPs"] = _in(row["peak_flops"].get("bf16"), TB)
+        row["source"] = "; ".join(row["sources"])
+    columns = ("name", "memory_GiB", "bandwidth_GBps", "bf16_TFLOPs", "confidence", "source")
+    return _listing(rows, argv, columns)
+
+
+def _in(value: float | None, unit: int) -> float | None:
+    return None if value is None else round(value / unit, 2)
+
+
+def _list_parser(name: str) -> _Parser:
+    parser = _Parser(prog=f"python -m calc {name}", description=f"The catalogue of {name}.", allow_abbrev=False)
+    parser.add_argument("--search", default="", metavar="TEXT", help="only names that hold this text")
+    _add_format(parser)
+    return parser
+
+
+def _found(argv: Sequence[str], name: str, rows: Mapping[str, Any]) -> list[Any]:
+    wanted = _list_parser(name).parse_args(argv).search.lower()
+    return [row for key, row in rows.items() if wanted in key.lower()]
+
+
+def _listing(rows: list[dict[str, Any]], argv: Sequence[str], columns: tuple[str, ...]) -> str:
+    form = _format(vars(_list_parser("").parse_args(argv)))
+    if form == "json":
+        return json.dumps(rows, indent=1)
+    if form == "csv":
+        return to_csv(rows, columns).rstrip("\n")
+    cells = [
+        tuple(
+            "unknown" if row[key] is None else f"{row[key]:,}" if isinstance(row[key], int | float) else row[key]
+            for key in columns
+        )
+        for row in rows
+    ]
+    return _markdown(columns, cells) if form == "markdown" else _columns(cells, columns)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and print its answer. Returns the exit code: 0 answered, 2 bad input."""
+    try:
+        print(run(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader closed the pipe: `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0

@@ -1,0 +1,133 @@
+"""The five questions by name: which plan each takes, which function answers it, and how it is written on a command line.
+
+The command line and the pages read the same table, so a flag, a widget and a URL parameter are one field of one plan.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from types import UnionType
+from typing import Any, Literal, Protocol, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from calc.breakdown import Breakdown
+from calc.hardware import Gpu
+from calc.model.spec import ModelSpec
+
+
+class Answer(Protocol):
+    """What every question returns: a breakdown, and the JSON of the command line."""
+
+    @property
+    def breakdown(self) -> Breakdown: ...
+
+    def as_json(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One question. Its modules are imported when it is asked, so that the command line starts at once."""
+
+    name: str
+    help: str
+    module: str
+    plan_name: str
+    function: str
+    takes_model: bool = True
+    takes_gpu: bool = True
+
+    @property
+    def plan(self) -> type[BaseModel]:
+        """The pydantic class of the plan."""
+        plan: type[BaseModel] = getattr(import_module(self.module), self.plan_name)
+        return plan
+
+    def answer(self, plan: BaseModel, spec: ModelSpec | None = None, gpu: Gpu | None = None) -> Answer:
+        """Ask: with a model and a GPU where the question takes them. InputError when they do not go together."""
+        function = getattr(import_module(self.module), self.function)
+        given: list[Any] = [spec] if self.takes_model else []
+        given.append(plan)
+        if self.takes_gpu:
+            given.append(gpu)
+        answer: Answer = function(*given)
+        return answer
+
+
+_TABLE = (
+    Command(
+        "params", "count parameters by component", "calc.parameters", "ParametersPlan", "parameters", takes_gpu=False
+    ),
+    Command("train", "memory of a training step, by device and phase", "calc.training", "TrainingPlan", "train"),
+    Command("serve", "KV cache, weights and what fits when serving", "calc.serving", "ServingPlan", "serve"),
+    Command("compute", "FLOPs, training time, cost and energy", "calc.compute", "ComputePlan", "compute"),
+    Command(
+        "pipeline",
+        "utilisation and timeline of a pipeline schedule",
+        "calc.pipeline",
+        "PipelinePlan",
+        "simulate",
+        takes_model=False,
+        takes_gpu=False,
+    ),
+)
+COMMANDS: Mapping[str, Command] = {command.name: command for command in _TABLE}
+
+
+def flag(field: str) -> str:
+    """A plan's field as a flag: `micro_batch` is `--micro-batch`."""
+    return "--" + field.replace("_", "-")
+
+
+def choices(field: FieldInfo) -> tuple[Any, ...]:
+    """The allowed values of a field whose type is a Literal, else ()."""
+    return next((get_args(kind) for kind in _kinds(field.annotation) if get_origin(kind) is Literal), ())
+
+
+def is_switch(field: FieldInfo) -> bool:
+    """Whether the field is true or false (or unset)."""
+    return bool in _kinds(field.annotation)
+
+
+def _kinds(annotation: Any) -> tuple[Any, ...]:
+    if get_origin(annotation) in (UnionType, Union):
+        return get_args(annotation)
+    return (annotation,)
+
+
+def command_line(
+    command: Command,
+    plan: BaseModel,
+    model: str = "",
+    gpu: Mapping[str, str | float | None] | None = None,
+    program: str = "calc",
+) -> str:
+    """The equal command, ready for a POSIX shell: only what differs from the defaults.
+
+    `gpu` holds the GPU flags by field name (`gpu`, `gpu_memory_gib`, `gpu_tflops`, `gpu_GBps`); None and "" are left out.
+    """
+    words = ["python", "-m", program, command.name]
+    if command.takes_model:
+        words.append(model)
+    if command.takes_gpu:
+        for key, given in (gpu or {}).items():
+            words += [flag(key), _word(given)] if given not in (None, "") else []
+    for name, field in type(plan).model_fields.items():
+        value = getattr(plan, name)
+        if value == field.get_default(call_default_factory=True):
+            continue
+        if is_switch(field):
+            words.append(flag(name) if value else "--no-" + flag(name)[2:])
+        else:
+            words += [flag(name), _word(value)]
+    return shlex.join(words)
+
+
+def _word(value: object) -> str:
+    if isinstance(value, tuple | list):
+        return ",".join(_word(part) for part in value)
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
