@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final
 
 from calc.errors import InputError
@@ -38,6 +40,14 @@ def parse_config(text: str | bytes) -> dict[str, Any]:
     return data
 
 
+@lru_cache(maxsize=1)
+def class_defaults() -> dict[str, dict[str, dict[str, Any]]]:
+    """What transformers' config classes take for a field that is not given: architecture -> section ("" = the top) -> field."""
+    path = Path(__file__).parent.parent / "data" / "class_defaults.json"
+    loaded: dict[str, dict[str, dict[str, Any]]] = json.loads(path.read_text())["defaults"]
+    return loaded
+
+
 def architecture_of(config: Mapping[str, Any]) -> str:
     """The class that `architectures` names. InputError when there is none."""
     found = config.get("architectures")
@@ -52,7 +62,7 @@ def from_config(config: Mapping[str, Any], name: str = "model") -> ModelSpec:
     if architecture not in FAMILIES:
         raise InputError(_unsupported(architecture), "architectures")
     family = FAMILIES[architecture]
-    fields = Fields(config)
+    fields = Fields(config, defaults=class_defaults().get(architecture))
     spec = family.read(fields)
     return replace(
         spec,

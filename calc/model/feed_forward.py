@@ -12,6 +12,7 @@ class MLP:
     """down(act(gate(x)) * up(x)) when gated, down(act(up(x))) when not.
 
     `modules` are the Hugging Face names of gate, up and down; gate and up are equal where one tensor holds both.
+    `extra` holds what else it learns: the activation's own parameters, a norm inside.
     """
 
     hidden_size: int
@@ -21,6 +22,7 @@ class MLP:
     activation: str = "silu"
     modules: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     letter: str = "f"
+    extra: tuple[Weight, ...] = ()
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -31,6 +33,7 @@ class MLP:
             *first,
             *linear("up", up, f, h, Split.OUTPUT, self.bias),
             *linear("down", down, h, f, Split.INPUT, self.bias),
+            *self.extra,
         )
 
     @property

@@ -10,9 +10,14 @@ from calc.errors import InputError
 
 LARGEST: Final = 2**24  # no width, vocabulary or context in use comes near; keeps every product a small integer
 MOST_LAYERS: Final = 4096
+# What makes a model this model: no class default stands in for these, except in a nested config that leaves them out.
+MUST_BE_GIVEN: Final = frozenset(
+    ["hidden_size", "n_embd", "d_model", "num_hidden_layers", "n_layer", "n_layers", "num_layers"]
+    + ["num_attention_heads", "n_head", "n_heads", "num_heads", "vocab_size"]
+)
 
 # Fields that change neither a count, a byte nor a FLOP of ours: tokens, initialisation, generation, bookkeeping.
-_IGNORED = frozenset(
+IGNORED = frozenset(
     """
     _name_or_path architectures model_type transformers_version torch_dtype dtype use_cache bos_token_id
     eos_token_id pad_token_id unk_token_id sep_token_id cls_token_id mask_token_id decoder_start_token_id
@@ -44,9 +49,17 @@ class Fields:
     A missing field takes the default of its model class, told in `assumptions`; without a default it is an InputError.
     """
 
-    def __init__(self, data: Mapping[str, Any], where: str = "", root: Fields | None = None) -> None:
+    def __init__(
+        self,
+        data: Mapping[str, Any],
+        where: str = "",
+        root: Fields | None = None,
+        defaults: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
         self.data = data
         self.where = where
+        self.class_defaults = root.class_defaults if root else (defaults or {})
+        self.defaults = self.class_defaults.get(where, {})
         self.used: set[str] = set()
         self.assumptions: list[str] = [] if root is None else root.assumptions
         self.sections: list[Fields] = []
@@ -59,17 +72,28 @@ class Fields:
         """Whether any of the names is there and not null; looking does not count as reading."""
         return any(self.data.get(key) is not None for key in keys)
 
-    def _take(self, keys: tuple[str, ...]) -> tuple[str, Any]:
+    def _take(self, keys: tuple[str, ...], tell: bool = True) -> tuple[str, Any]:
+        """The first of the names that is given; where none is even null, the model class's default, which is told."""
         self.used.update(keys)
         for key in keys:
             if self.data.get(key) is not None:
                 return key, self.data[key]
-        return keys[0], None
+        if any(key in self.data for key in keys) or (not self.where and MUST_BE_GIVEN & {*keys}):
+            return keys[0], None
+        key = next((key for key in keys if key in self.defaults), "")
+        if not key:
+            return keys[0], None
+        if tell:
+            self._assume(key, self.defaults[key])
+        return key, self.defaults[key]
+
+    def _assume(self, key: str, value: Any) -> None:
+        self.assumptions.append(f"{self.name(key)} = {value!r} (not in the config; the model class's default)")
 
     def _default(self, key: str, default: Any, allowed: str) -> Any:
         if default is None:
             raise InputError(f"{self.name(key)}: missing; {allowed}", self.name(key))
-        self.assumptions.append(f"{self.name(key)} = {default!r} (not in the config; the model class's default)")
+        self._assume(key, default)
         return default
 
     def size(self, *keys: str, default: int | None = None, low: int = 1, high: int = LARGEST) -> int:
@@ -85,9 +109,8 @@ class Fields:
         return value
 
     def size_or_none(self, *keys: str, low: int = 1, high: int = LARGEST) -> int | None:
-        """A whole number, or None where the field is missing or null."""
-        if not self.has(*keys):
-            self.used.update(keys)
+        """A whole number, or None where the field is null, or missing without a default."""
+        if self._take(keys, tell=False)[1] is None:
             return None
         return self.size(*keys, low=low, high=high)
 
@@ -102,7 +125,7 @@ class Fields:
 
     def number(self, *keys: str, default: float, low: float = 0.0, high: float = 1e12) -> float:
         """A finite number from `low` to `high`; its default is not worth telling."""
-        key, value = self._take(keys)
+        key, value = self._take(keys, tell=False)
         if value is None:
             return default
         if (
@@ -157,5 +180,5 @@ class Fields:
 
     def unread(self) -> list[str]:
         """The names of fields that nothing read and that are not known to be harmless, nested ones included."""
-        own = [self.name(key) for key in self.data if key not in self.used and key not in _IGNORED]
+        own = [self.name(key) for key in self.data if key not in self.used and key not in IGNORED]
         return own + [name for nested in self.sections for name in nested.unread()]

@@ -100,8 +100,8 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class Norm:
     """A normalisation over `size` features. `kind` is "rms" or "layer"; `style` is the program that computes it, which
-    decides what it saves for backward: "llama" (scale after the cast), "gemma" (scale 1 + w before it), "native" (one torch
-    operator, F.rms_norm or F.layer_norm)."""
+    decides what it saves for backward: "llama" (scale by w after the cast), "wide" (scale by w before it), "gemma" (scale by
+    1 + w before it), "native" (one torch operator, F.rms_norm or F.layer_norm)."""
 
     name: str
     size: Dim

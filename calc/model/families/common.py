@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from calc.errors import InputError
-from calc.model.feed_forward import MLP, MoE, router
+from calc.model.feed_forward import MLP, FeedForward, MoE, router
 from calc.model.fields import MOST_LAYERS, Fields
-from calc.model.mixers import Attention, LatentAttention
+from calc.model.mixers import Attention, LatentAttention, Mixer
 from calc.model.spec import Layer, ModelSpec, Stack
 from calc.model.weights import Norm, Split, Weight, dim, linear
 
@@ -35,23 +35,33 @@ def heads(fields: Fields, kv_default: int | None = None) -> tuple[int, int, int]
     return count, kv, head_dim
 
 
-def attention(fields: Fields, qk_norm: str = "", norm_style: str = "llama", **traits: Any) -> Attention:
-    """Softmax attention from the usual fields. `qk_norm`: "" none, "head" over one head's width, "full" over all heads."""
-    count, kv, head_dim = heads(fields)
+def attention(
+    fields: Fields,
+    qk_norm: str = "",
+    norm_style: str = "llama",
+    sizes: tuple[int, int, int] | None = None,
+    norm_traits: Mapping[str, Any] | None = None,
+    **traits: Any,
+) -> Attention:
+    """Softmax attention from the usual fields. `qk_norm`: "" none, "head" over one head's width, "full" over all heads.
+
+    `sizes` (heads, KV heads, head size) stands in for the usual fields where layers differ.
+    """
+    count, kv, head_dim = sizes or heads(fields)
     traits.setdefault("v_head_dim", head_dim)
     if qk_norm:
-        d = dim("d", head_dim)
-        full = qk_norm == "full"
-        traits["q_norm"] = Norm(
-            "query_norm",
-            dim("a", count) * d if full else d,
-            style=norm_style,
-            split=Split.OUTPUT if full else Split.NONE,
-        )
-        traits["k_norm"] = Norm(
-            "key_norm", dim("k", kv) * d if full else d, style=norm_style, split=Split.KV if full else Split.NONE
-        )
+        d, full = dim("d", head_dim), qk_norm == "full"
+        shared = {"style": norm_style, **(norm_traits or {})}
+        widths = (dim("a", count) * d, dim("k", kv) * d) if full else (d, d)
+        splits = (Split.OUTPUT, Split.KV) if full else (Split.NONE, Split.NONE)
+        traits["q_norm"] = Norm("query_norm", widths[0], split=splits[0], **shared)
+        traits["k_norm"] = Norm("key_norm", widths[1], split=splits[1], **shared)
     return Attention(hidden(fields), count, kv, head_dim, **traits)
+
+
+def bias(fields: Fields, key: str = "attention_bias", letters: str = "qkvo", default: bool = False) -> str:
+    """The letters of the projections that have a bias, by a flag of the config."""
+    return letters if fields.flag(key, default=default) else ""
 
 
 def latent_attention(fields: Fields, **traits: Any) -> LatentAttention:
@@ -117,6 +127,31 @@ def patterned(kinds: dict[str, Callable[[], Layer]], pattern: Sequence[str]) -> 
     return Stack(tuple(kinds[kind]() for kind in present), tuple(index[kind] for kind in pattern))
 
 
+def combined(
+    mixers: Mapping[str, Callable[[], Mixer | None]],
+    mixer_pattern: Sequence[str],
+    forwards: Mapping[str, Callable[[], FeedForward | None]],
+    forward_pattern: Sequence[str],
+    norms: tuple[Norm, ...],
+    **traits: Any,
+) -> Stack:
+    """Layers whose mixer and feed-forward vary apart: layer i has the kinds at place i of both patterns.
+
+    What varies names the layer: "sliding", "moe", "sliding_moe"; a stack of equal layers is named "layer".
+    """
+    made_mixers = {kind: mixers[kind]() for kind in dict.fromkeys(mixer_pattern)}
+    made_forwards = {kind: forwards[kind]() for kind in dict.fromkeys(forward_pattern)}
+    varying = (len(made_mixers) > 1, len(made_forwards) > 1)
+
+    def layer(kinds: tuple[str, str]) -> Layer:
+        name = "_".join(kind for kind, varies in zip(kinds, varying, strict=True) if varies) or "layer"
+        return Layer(name, made_mixers[kinds[0]], made_forwards[kinds[1]], norms, **traits)
+
+    pairs = list(zip(mixer_pattern, forward_pattern, strict=True))
+    order = {pair: at for at, pair in enumerate(dict.fromkeys(pairs))}
+    return Stack(tuple(layer(pair) for pair in order), tuple(order[pair] for pair in pairs))
+
+
 def layer_types(fields: Fields, allowed: dict[str, str], default: Sequence[str] | None = None) -> list[str]:
     """The kind of each layer from `layer_types`, translated by `allowed`; `default` where the field is missing."""
     count = num_layers(fields)
@@ -127,6 +162,19 @@ def layer_types(fields: Fields, allowed: dict[str, str], default: Sequence[str] 
         if not isinstance(value, str) or value not in allowed:
             raise InputError.of(fields.name("layer_types"), value, f"each must be one of {', '.join(allowed)}")
     return [allowed[value] for value in found]
+
+
+FULL_OR_SLIDING = {"full_attention": "full", "sliding_attention": "sliding"}
+
+
+def full_or_sliding(fields: Fields, every: int, first: int = 1, sliding: bool = True) -> tuple[list[str], int]:
+    """The kind of each layer, "full" or "sliding", and the window in tokens: from `layer_types`, else every `every`-th layer
+    sees all tokens, counting from `first` (`every` 0: none does). Without a window, or not `sliding`, all layers are full."""
+    size = fields.size_or_none("sliding_window") or 0
+    count = num_layers(fields)
+    default = ["full" if every and (at + first) % every == 0 else "sliding" for at in range(count)]
+    kinds = layer_types(fields, FULL_OR_SLIDING, default)
+    return (kinds, size) if size and sliding else (["full"] * count, 0)
 
 
 def window(fields: Fields, default_on: bool = False) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from calc.model.families.base import Family
 from calc.model.families.common import (
+    FULL_OR_SLIDING,
     assemble,
     attention,
     dropouts,
@@ -21,7 +22,6 @@ from calc.model.spec import Layer, ModelSpec
 from calc.model.weights import Norm, dim
 
 _ATTENTION_DROPOUT = {"attention": "attention_dropout"}
-FULL_OR_SLIDING = {"full_attention": "full", "sliding_attention": "sliding"}
 
 
 def llama(fields: Fields) -> ModelSpec:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from calc.errors import InputError
 from calc.model.families.base import Family
 from calc.model.families.common import (
+    FULL_OR_SLIDING,
     assemble,
     attention,
     dropouts,
@@ -18,7 +19,6 @@ from calc.model.families.common import (
     uniform,
     window,
 )
-from calc.model.families.decoders import FULL_OR_SLIDING
 from calc.model.fields import MOST_LAYERS, Fields
 from calc.model.spec import Layer, ModelSpec, Stack
 

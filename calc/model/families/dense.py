@@ -1,0 +1,227 @@
+"""Dense decoders that are Llama with other norms, biases or windows; each differs by the traits in its row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from calc.errors import InputError
+from calc.model.families.base import Family
+from calc.model.families.common import (
+    assemble,
+    attention,
+    bias,
+    combined,
+    dropouts,
+    hidden,
+    full_or_sliding,
+    mlp,
+    norms,
+    num_layers,
+)
+from calc.model.fields import MOST_LAYERS, Fields
+from calc.model.mixers import Attention
+from calc.model.spec import ModelSpec
+from calc.model.weights import Norm, Weight, dim
+
+PRE = ("input_norm", "post_attention_norm")
+POST = ("post_attention_norm", "post_feedforward_norm")
+SANDWICH = ("input_norm", "post_attention_norm", "pre_feedforward_norm", "post_feedforward_norm")
+FUSED_MLP = ("gate_up_proj", "gate_up_proj", "down_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What sets a dense decoder apart. `bias`: letters that always have one; `bias_flag` and `flag_letters`: those that a flag
+    gives one. `windows` (every, first) tells which layers see all tokens where layer_types does not; None: no layer has a window.
+    `nope`: the layers that see all tokens do not rotate."""
+
+    bias: str = ""
+    bias_flag: str = "attention_bias"
+    flag_letters: str = "qkvo"
+    mlp_bias_flag: str = ""
+    mlp: Mapping[str, Any] = field(default_factory=dict)
+    norms: tuple[str, ...] = PRE
+    norm: Mapping[str, Any] = field(default_factory=dict)
+    qk_norm: str = ""
+    qk: Mapping[str, Any] = field(default_factory=dict)
+    windows: tuple[int, int] | None = None
+    nope: bool = False
+    attention: Mapping[str, Any] = field(default_factory=dict)
+    tied: bool = False
+    parallel: bool = False
+    model: Mapping[str, Any] = field(default_factory=dict)
+
+
+def dense(traits: Traits) -> Callable[[Fields], ModelSpec]:
+    """The reader of a dense decoder with these traits."""
+
+    def read(fields: Fields) -> ModelSpec:
+        letters = traits.bias
+        if traits.bias_flag:
+            letters += bias(fields, traits.bias_flag, traits.flag_letters)
+        feed_forward = dict(traits.mlp)
+        if traits.mlp_bias_flag:
+            feed_forward["bias"] = fields.flag(traits.mlp_bias_flag, default=False)
+        kinds, size = full_or_sliding(fields, *traits.windows) if traits.windows else (["full"] * num_layers(fields), 0)
+
+        def mixer(width: int) -> Attention:
+            rotary = bool(width) or not traits.nope
+            options = {"bias": letters, "window": width, "rotary": rotary, "norm_traits": traits.qk, **traits.attention}
+            return attention(fields, traits.qk_norm, **options)
+
+        layers = combined(
+            {"full": lambda: mixer(0), "sliding": lambda: mixer(size)},
+            kinds,
+            {"dense": lambda: mlp(fields, **feed_forward)},
+            ["dense"] * num_layers(fields),
+            norms(fields, *traits.norms, **traits.norm),
+            parallel=traits.parallel,
+        )
+        return assemble(
+            fields,
+            layers,
+            tied=traits.tied,
+            final_norm=Norm("weight", dim("h", hidden(fields)), **traits.norm),
+            dropout=dropouts(fields, attention="attention_dropout"),
+            **traits.model,
+        )
+
+    return read
+
+
+def cohere(fields: Fields) -> ModelSpec:
+    """Command R and Aya: attention and MLP side by side on one LayerNorm without bias."""
+    qk = fields.flag("use_qk_norm", default=False)
+    return dense(
+        Traits(
+            norms=("input_norm",),
+            norm=_COHERE_NORM,
+            qk_norm="full" if qk else "",
+            qk=_COHERE_NORM,
+            tied=True,
+            parallel=True,
+            model={"head_scale": True},
+        )
+    )(fields)
+
+
+def minicpm(fields: Fields) -> ModelSpec:
+    """MiniCPM 1 and 2: Llama with scaled embeddings, residuals and logits. Its MoE keeps the same class name: refused."""
+    if fields.has("num_experts"):
+        raise InputError(
+            f"num_experts ({fields.data['num_experts']!r}): the mixture of experts of MiniCPMForCausalLM is not in "
+            "transformers and its published count is unknown, so it cannot be counted exactly",
+            "num_experts",
+        )
+    return dense(Traits(bias_flag="", tied=True, model={"embedding_scale": True, "head_scale": True}))(fields)
+
+
+def stablelm(fields: Fields) -> ModelSpec:
+    if fields.flag("qk_layernorm", default=False):
+        raise InputError.of("qk_layernorm", True, "only false is understood for StableLM")
+    parallel = fields.flag("use_parallel_residual", default=False)
+    layer_norm = {"kind": "layer", "style": "native", "bias": True}
+    names = ("input_norm",) if parallel else PRE
+    return dense(
+        Traits(bias_flag="use_qkv_bias", flag_letters="qkv", norms=names, norm=layer_norm, parallel=parallel)
+    )(fields)
+
+
+def exaone4(fields: Fields) -> ModelSpec:
+    """EXAONE 4: norms after each half; a window on three layers of four, and no rotation on the fourth."""
+    every = fields.data.get("sliding_window_pattern", 4)
+    if isinstance(every, str):  # "LLLG": the last letter is the layer that sees all tokens
+        fields.ignore("sliding_window_pattern")
+        every = len(every)
+    else:
+        every = fields.size("sliding_window_pattern", low=0, high=MOST_LAYERS) if every is not None else 0
+    windowed = fields.has("sliding_window")
+    return dense(Traits(bias_flag="", qk_norm="head", norms=POST, windows=(every, 1), nope=windowed))(fields)
+
+
+def seed_oss(fields: Fields) -> ModelSpec:
+    output = bias(fields, "attention_out_bias", "o")
+    return dense(Traits(bias=output, flag_letters="qkv", mlp_bias_flag="mlp_bias"))(fields)
+
+
+def smollm3(fields: Fields) -> ModelSpec:
+    """SmolLM3: every fourth layer does not rotate, which changes no count."""
+    fields.ignore("no_rope_layers", "no_rope_layer_interval")
+    windows = (0, 1) if fields.flag("use_sliding_window", default=False) else None
+    if not windows:
+        fields.ignore("layer_types", "sliding_window", "max_window_layers")
+    return dense(Traits(mlp_bias_flag="mlp_bias", tied=True, windows=windows))(fields)
+
+
+_COHERE_NORM = {"kind": "layer", "style": "wide"}
+_LAYER_NORM = {"kind": "layer", "style": "native", "bias": True}
+_NO_WEIGHT = {"kind": "layer", "style": "native", "weight": False}
+_GRANITE = {"embedding_scale": True, "head_scale": True}
+_PLAIN = {"gated": False}
+_XIELU = _PLAIN | {"extra": (Weight("activation", (dim("2", 2),)),)}  # its two slopes are learned
+
+INTERNLM = "https://huggingface.co/internlm/internlm-7b/blob/main/modeling_internlm.py"
+INTERNLM2 = "https://huggingface.co/internlm/internlm2-7b/blob/main/modeling_internlm2.py"
+ORION = "https://huggingface.co/OrionStarAI/Orion-14B-Base/blob/main/modeling_orion.py"
+MIMO = "https://huggingface.co/XiaomiMiMo/MiMo-7B-Base/blob/main/modeling_mimo.py"
+MINICPM = "https://huggingface.co/openbmb/MiniCPM-2B-sft-bf16/blob/main/modeling_minicpm.py"
+
+FAMILIES = {
+    "ArceeForCausalLM": Family(dense(Traits(mlp_bias_flag="mlp_bias", mlp=_PLAIN)), "arcee"),
+    "ApertusForCausalLM": Family(dense(Traits(mlp=_XIELU, qk_norm="head")), "apertus"),
+    "Apertus1p5TextForCausalLM": Family(dense(Traits(mlp=_XIELU, qk_norm="head")), "apertus1p5"),
+    "CohereForCausalLM": Family(cohere, "cohere"),
+    "Cohere2ForCausalLM": Family(
+        dense(
+            Traits(
+                norms=("input_norm",), norm=_COHERE_NORM, tied=True, parallel=True, windows=(4, 1), nope=True, model={"head_scale": True}
+            )
+        ),
+        "cohere2",
+    ),
+    "CwmForCausalLM": Family(dense(Traits(bias_flag="", mlp_bias_flag="mlp_bias", windows=(4, 0))), "cwm"),
+    "Emu3ForCausalLM": Family(dense(Traits(mlp_bias_flag="mlp_bias")), "emu3"),
+    "Ernie4_5ForCausalLM": Family(
+        dense(Traits(bias_flag="use_bias", mlp_bias_flag="use_bias", tied=True)), "ernie4_5"
+    ),
+    "Exaone4ForCausalLM": Family(exaone4, "exaone4"),
+    "GlmForCausalLM": Family(
+        dense(Traits(flag_letters="qkv", mlp={"modules": FUSED_MLP})), "glm"
+    ),
+    "Glm4ForCausalLM": Family(
+        dense(Traits(flag_letters="qkv", mlp={"modules": FUSED_MLP}, norms=SANDWICH)), "glm4"
+    ),
+    "GraniteForCausalLM": Family(dense(Traits(mlp_bias_flag="mlp_bias", model=_GRANITE)), "granite"),
+    "HeliumForCausalLM": Family(dense(Traits(flag_letters="qkv", mlp_bias_flag="mlp_bias", norm={"style": "wide"})), "helium"),
+    "HyperCLOVAXForCausalLM": Family(dense(Traits(mlp_bias_flag="mlp_bias", norms=SANDWICH, model=_GRANITE)), "hyperclovax"),
+    "InternLMForCausalLM": Family(dense(Traits(bias_flag="bias")), INTERNLM),
+    "InternLM2ForCausalLM": Family(
+        dense(Traits(bias_flag="bias", attention={"modules": ("wqkv", "wqkv", "wqkv", "wo")}, mlp={"modules": ("w1", "w3", "w2")})),
+        INTERNLM2,
+    ),
+    "MiMoForCausalLM": Family(dense(Traits(bias="qkv", bias_flag="")), MIMO),
+    "MiniCPMForCausalLM": Family(minicpm, MINICPM),
+    "Ministral3ForCausalLM": Family(dense(Traits(bias_flag="", windows=(0, 1))), "ministral3"),
+    "OlmoForCausalLM": Family(dense(Traits(norm=_NO_WEIGHT)), "olmo"),
+    "Olmo3ForCausalLM": Family(
+        dense(Traits(qk_norm="full", qk={"style": "wide"}, norms=POST, norm={"style": "wide"}, windows=(4, 1))), "olmo3"
+    ),
+    "OrionForCausalLM": Family(dense(Traits(bias_flag="", norm=_LAYER_NORM)), ORION),
+    "SeedOssForCausalLM": Family(seed_oss, "seed_oss"),
+    "SmolLM3ForCausalLM": Family(smollm3, "smollm3"),
+    "StableLmForCausalLM": Family(stablelm, "stablelm"),
+    "VaultGemmaForCausalLM": Family(
+        dense(
+            Traits(
+                norms=("input_norm", "pre_feedforward_norm"),
+                norm={"style": "gemma"},
+                tied=True,
+                windows=(2, 1),
+                model={"embedding_scale": True},
+            )
+        ),
+        "vaultgemma",
+    ),
+}
