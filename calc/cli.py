@@ -234,13 +234,25 @@ def _listing(rows: list[dict[str, Any]], argv: Sequence[str], columns: tuple[str
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and print its answer. Returns the exit code: 0 answered, 2 bad input."""
+    """Run a command and print its answer. Returns the exit code: 0 answered, 2 bad input, 1 our own mistake."""
+    return guarded(lambda: print(run(sys.argv[1:] if argv is None else argv)))
+
+
+def guarded(action: Callable[[], object]) -> int:
+    """Do it; a complaint becomes one line on standard error and its exit code. PLUMBLINE_DEBUG=1 shows tracebacks."""
     try:
-        print(run(sys.argv[1:] if argv is None else argv))
+        action()
         sys.stdout.flush()
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader closed the pipe: `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        if os.environ.get("PLUMBLINE_DEBUG"):
+            raise
+        print(f"internal error: {type(error).__name__}: {error} (PLUMBLINE_DEBUG=1 shows where)", file=sys.stderr)
+        return 1
     return 0

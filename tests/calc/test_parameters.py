@@ -1,0 +1,73 @@
+"""Parameters against published figures, the textbook form, and LoRA's own example."""
+
+from __future__ import annotations
+
+import pytest
+
+from calc.catalogue import catalogue, load
+from calc.errors import InputError
+from calc.parameters import ParametersPlan, parameters
+from tests.latex import assert_formulas_hold
+
+# model, total, active for a token with the embedding (None: dense, all of it): the models' own cards and papers
+GOLDEN = [
+    ("llama-2-7b", 6_738_415_616, None),
+    ("meta-llama-3-8b", 8_030_261_248, None),
+    ("meta-llama-3-70b", 70_553_706_496, None),
+    ("meta-llama-3.1-405b", 405_853_388_800, None),
+    ("mixtral-8x7b-v0.1", 46_702_792_704, 12_879_925_248),
+    ("qwen3-30b-a3b", 30_532_122_624, 3_353_032_704),
+    ("qwen3-235b-a22b", 235_093_634_560, 22_190_763_520),
+    ("deepseek-v3", 671_026_404_352, 37_552_282_624),
+    ("gpt-oss-20b", 20_914_757_184, 4_187_440_704),
+    ("gpt2", 124_439_808, None),
+]
+
+
+@pytest.mark.parametrize(("model", "total", "active"), GOLDEN)
+def test_totals_and_active_parameters_are_the_published_ones(model, total, active):
+    answer = parameters(load(model))
+    assert answer.total == total
+    assert answer.active == (active or total)
+
+
+@pytest.mark.parametrize("model", catalogue())
+def test_leaves_sum_to_the_total_and_their_formulas_hold(model):
+    answer = parameters(load(model))
+    assert sum(part["value"] for part in answer.as_json()["components"]) == answer.total
+    assert len({row.path for row in answer.breakdown.rows()}) == len(answer.breakdown.rows())
+    assert_formulas_hold(answer.breakdown)
+    assert 0 < answer.active <= answer.total
+    assert answer.embedding <= answer.total
+
+
+def test_a_path_is_stable():
+    paths = [row.path for row in parameters(load("llama-2-7b")).breakdown.rows()]
+    assert "parameters/layers/attention/query" in paths
+
+
+def test_the_textbook_form_and_why_it_differs():
+    answer = parameters(load("llama-2-7b")).textbook
+    assert round(answer.total / 1e9, 2) == 6.60
+    assert "131,072,000" in answer.reasons[0]
+
+
+def test_lora_adds_r_times_the_sum_of_the_sides():
+    spec = load("llama-2-7b")
+    one = parameters(spec, ParametersPlan(lora_rank=8, lora_targets="q_proj"))
+    assert one.trainable == 32 * 65_536  # LoRA on a 4096 x 4096 matrix at r = 8
+    both = parameters(spec, ParametersPlan(lora_rank=8, lora_targets="q_proj, v_proj"))
+    assert both.trainable == 2 * one.trainable == 4_194_304
+    assert both.total == 6_738_415_616
+
+
+def test_lora_on_a_fused_projection_is_one_adapter():
+    spec = load("phi-3.5-mini")
+    h, wide = 3072, 3 * 3072
+    assert parameters(spec, ParametersPlan(lora_rank=4, lora_targets="qkv_proj")).trainable == 32 * 4 * (h + wide)
+
+
+@pytest.mark.parametrize(("targets", "message"), [("q_prj", "lora_targets: 'q_prj' .* q_proj"), (",", "module names")])
+def test_an_unknown_target_names_the_real_ones(targets, message):
+    with pytest.raises(InputError, match=message):
+        parameters(load("llama-2-7b"), ParametersPlan(lora_rank=8, lora_targets=targets))
