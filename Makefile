@@ -1,0 +1,84 @@
+# `make run` serves the app, `make test` tests it; each sets up all that it needs, in .venv and nowhere else.
+
+SHELL := /bin/bash
+VENV := .venv
+PY := $(VENV)/bin/python
+# pip's own settings apply; packages that are there already and satisfy requirements.txt are left alone
+PIP := $(PY) -m pip --disable-pip-version-check install
+SELF := $(MAKE)
+MARK := ^\# --- measuring and testing
+
+.PHONY: help run test check bench resolve
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make run      serve the app on http://localhost:8501"
+	@echo "make test     run every test (needs Chromium, see the README)"
+	@echo "make check    ruff, formatting, mypy --strict"
+	@echo "make bench    print speed and size against their targets"
+	@echo "make resolve  check that PyPI's CUDA build of torch and a CPU build both satisfy requirements.txt"
+
+# The pages are served as soon as their own packages are there; torch and the rest follow in the background, in a process
+# group of their own so that Ctrl-C stops the server only. The page that measures reads the status files named below.
+run: $(VENV)/.pages-ready
+	@set -m; \
+	if [ ! $(VENV)/.measuring-ready -nt requirements.txt ]; then \
+	    echo "Installing what measuring needs in the background (log: $(VENV)/measuring.log)"; \
+	    $(SELF) --no-print-directory $(VENV)/.measuring-ready > $(VENV)/measuring.log 2>&1 < /dev/null & \
+	fi; \
+	exec $(PY) -m streamlit run app.py
+
+test: $(VENV)/.measuring-ready
+	$(PY) -m pytest $(ARGS)
+
+check: $(VENV)/.measuring-ready
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy --strict calc kernels measure pages
+
+bench: $(VENV)/.measuring-ready
+	$(PY) -m tests.bench
+
+# A dry run reads the wheels' metadata only (fast-deps), so this takes seconds and no gigabytes.
+CPU_BUILD ?= --extra-index-url https://download.pytorch.org/whl/cpu
+DRY_RUN := $(PIP) --dry-run --ignore-installed --no-cache-dir --use-feature=fast-deps -r requirements.txt
+PYPI_ALONE := env -u PIP_FIND_LINKS -u PIP_INDEX_URL -u PIP_EXTRA_INDEX_URL -u PIP_CONSTRAINT PIP_CONFIG_FILE=/dev/null
+LOG := $(VENV)/resolve.log
+CHOSEN := grep '^Would install' $(LOG) | grep -oE '(torch|triton)-[^ ]+' | xargs
+resolve: $(VENV)/.pages-ready
+	@$(PYPI_ALONE) $(DRY_RUN) > $(LOG) 2>&1 || { tail -5 $(LOG); exit 1; }
+	@chosen=$$($(CHOSEN)); echo "PyPI alone: $$chosen"; case "$$chosen" in *+*) echo "not PyPI's build"; exit 1;; esac
+	@$(DRY_RUN) $(CPU_BUILD) > $(LOG) 2>&1 || { tail -5 $(LOG); exit 1; }
+	@chosen=$$($(CHOSEN)); echo "CPU build: $$chosen"; case "$$chosen" in *+cpu*) ;; *) echo "no CPU build in: $(CPU_BUILD)"; exit 1;; esac
+
+# --- set-up, by stamp files in .venv
+
+# A virtual environment that works is kept; Python 3.11 or newer is looked for under its usual names.
+$(VENV)/.made:
+	@if ! $(PY) -m pip --version > /dev/null 2>&1; then \
+	    for name in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11; do \
+	        if "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null; then python=$$name; break; fi; \
+	    done; \
+	    if [ -z "$$python" ]; then echo "Python 3.11 or newer is needed and none was found. Name one with: make run PYTHON=/path/to/python"; exit 1; fi; \
+	    "$$python" -m venv $(VENV) || { echo "Could not make $(VENV). On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }; \
+	fi
+	@touch $@
+
+# Only the lines above the mark: no torch.
+$(VENV)/.pages-ready: requirements.txt | $(VENV)/.made
+	@sed '/$(MARK)/,$$d' requirements.txt > $(VENV)/pages-requirements.txt
+	$(PIP) --quiet -r $(VENV)/pages-requirements.txt
+	@touch $@
+
+# Status for the page that measures: .measuring-installing holds the process id of an installation under way,
+# .measuring-failed says that the last one failed (its log: measuring.log), .measuring-ready that all is there.
+$(VENV)/.measuring-ready: requirements.txt | $(VENV)/.pages-ready
+	@lock=$(VENV)/.measuring-installing; \
+	until (set -o noclobber; echo $$$$ > $$lock) 2> /dev/null; do \
+	    if kill -0 "$$(cat $$lock)" 2> /dev/null; then echo "Waiting for the installation in the background"; sleep 5; else rm -f $$lock; fi; \
+	done; \
+	trap 'rm -f '$$lock EXIT; \
+	if [ $@ -nt requirements.txt ]; then exit 0; fi; \
+	rm -f $(VENV)/.measuring-failed; \
+	echo "Installing requirements.txt (PyTorch is large: this can take minutes)"; \
+	if $(PIP) --quiet -r requirements.txt; then touch $@; else touch $(VENV)/.measuring-failed; exit 1; fi
