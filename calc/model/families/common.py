@@ -10,13 +10,14 @@ from calc.model.feed_forward import MLP, FeedForward, MoE, router
 from calc.model.fields import MOST_LAYERS, Fields
 from calc.model.mixers import Attention, LatentAttention, Mixer
 from calc.model.spec import Layer, ModelSpec, Stack
-from calc.model.weights import Norm, Split, Weight, dim, linear
+from calc.model.weights import Dim, Norm, Split, Weight, dim, linear
 
+CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len", "max_sequence_length")
 DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 def hidden(fields: Fields) -> int:
-    return fields.size("hidden_size", "n_embd", "d_model")
+    return fields.size("hidden_size", "n_embd", "n_embed", "d_model")
 
 
 def num_layers(fields: Fields) -> int:
@@ -25,8 +26,8 @@ def num_layers(fields: Fields) -> int:
 
 def heads(fields: Fields, kv_default: int | None = None) -> tuple[int, int, int]:
     """(num_attention_heads, num_key_value_heads, head_dim): KV heads default to all heads, the head size to hidden/heads."""
-    count = fields.size("num_attention_heads", "n_head", "n_heads")
-    kv = fields.size_or_none("num_key_value_heads") or kv_default or count
+    count = fields.size("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
+    kv = fields.size_or_none("num_key_value_heads", "n_head_kv") or kv_default or count
     fields.divides("num_key_value_heads", kv, "num_attention_heads", count)
     head_dim = fields.size_or_none("head_dim")
     if head_dim is None:
@@ -83,7 +84,7 @@ def mlp(fields: Fields, *keys: str, width: int | None = None, **traits: Any) -> 
     """An MLP whose width is read from `keys` ("intermediate_size" when none is given), or is `width`."""
     size = width if width is not None else fields.size(*(keys or ("intermediate_size",)))
     traits.setdefault(
-        "activation", fields.text("hidden_act", "hidden_activation", "activation_function", default="silu")
+        "activation", fields.text("hidden_act", "hidden_activation", "activation_function", "activation", default="silu")
     )
     return MLP(hidden(fields), size, **traits)
 
@@ -194,34 +195,43 @@ def storage_dtype(fields: Fields) -> str:
     return DTYPES.get(str(name).removeprefix("torch."), "bf16")
 
 
+def position_table(fields: Fields, *keys: str, extra: int = 0, width: int | None = None) -> Weight:
+    """A learned table of positions; `extra` rows serve padding."""
+    rows = dim("s_{max}", fields.size(*(keys or ("max_position_embeddings", "n_positions", "n_ctx"))) + extra)
+    return Weight("position", (rows, dim("h", width or hidden(fields))))
+
+
 def assemble(
     fields: Fields,
     layers: Stack,
     *,
     tied: bool = False,
     final_norm: Norm | None = None,
+    no_final_norm: bool = False,
     head_bias: bool = False,
     embeddings: tuple[Weight, ...] = (),
+    token: Dim | None = None,
+    rows: Dim | None = None,
     **traits: Any,
 ) -> ModelSpec:
     """A decoder around its layers: token embedding, final norm (RMSNorm unless given), head unless tied.
 
-    `tied` is the class's default of tie_word_embeddings; `embeddings` are tables beside the token table (positions).
+    `tied` is the class's default of tie_word_embeddings; `embeddings` are tables beside the token table (positions); `token` is
+    the width of the token table and the head where it is not the hidden size, `rows` the table's rows where they are not the head's.
     """
     h, vocab = dim("h", hidden(fields)), dim("V", fields.size("vocab_size"))
     tied = fields.flag("tie_word_embeddings", default=tied)
-    token = Weight("token", (vocab, h), Split.VOCAB, "embed_tokens")
-    head = linear("weight", "lm_head", vocab, h, Split.VOCAB, head_bias)
+    table = Weight("token", (rows or vocab, token or h), Split.VOCAB, "embed_tokens")
+    head = linear("weight", "lm_head", vocab, token or h, Split.VOCAB, head_bias)
     return ModelSpec(
         name="",
         architecture="",
         hidden_size=h.size,
         vocab_size=vocab.size,
-        max_position_embeddings=fields.size_or_none("max_position_embeddings", "n_positions", "n_ctx", "seq_length")
-        or 0,
+        max_position_embeddings=fields.size_or_none(*CONTEXT) or 0,
         layers=layers,
-        embeddings=(token, *embeddings),
-        final_norm=final_norm or Norm("weight", h),
+        embeddings=(table, *embeddings),
+        final_norm=None if no_final_norm else final_norm or Norm("weight", h),
         head=head[1:] if tied else head,
         tied=tied,
         source="",
