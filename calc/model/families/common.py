@@ -89,25 +89,31 @@ def mlp(fields: Fields, *keys: str, width: int | None = None, **traits: Any) -> 
     return MLP(hidden(fields), size, **traits)
 
 
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
+
+
 def moe(
     fields: Fields,
-    experts: Sequence[str] = ("num_experts", "num_local_experts", "n_routed_experts"),
+    experts: Sequence[str] = EXPERTS,
     width: Sequence[str] = ("moe_intermediate_size",),
     shared: MLP | None = None,
     shared_gate: bool = False,
     router_bias: bool = False,
+    router_extra: tuple[Weight, ...] = (),
     **traits: Any,
 ) -> MoE:
     """A mixture of experts from the usual fields; the active experts may not outnumber the experts."""
-    count = fields.size(*experts)
-    active = fields.size("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
+    count, active = fields.size(*experts), fields.size(*TOP_K)
     if active > count:
         raise InputError(
             f"{fields.name('num_experts_per_tok')} ({active}) must be at most {experts[0]} ({count})",
             "num_experts_per_tok",
         )
-    expert = mlp(fields, *width, letter="f_e", modules=("gate_up_proj", "gate_up_proj", "down_proj"), **traits)
-    return MoE(hidden(fields), count, active, expert, router(hidden(fields), count, router_bias), shared, shared_gate)
+    traits = {"letter": "f_e", "modules": ("gate_up_proj", "gate_up_proj", "down_proj")} | traits
+    expert = mlp(fields, *width, **traits)
+    weights = (*router(hidden(fields), count, router_bias), *router_extra)
+    return MoE(hidden(fields), count, active, expert, weights, shared, shared_gate)
 
 
 def norms(fields: Fields, *names: str, **traits: Any) -> tuple[Norm, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from calc.model.families.common import (
     norms,
     num_layers,
 )
+from calc.model.feed_forward import MLP, FeedForward
 from calc.model.fields import MOST_LAYERS, Fields
 from calc.model.mixers import Attention
 from calc.model.spec import ModelSpec
@@ -54,39 +55,52 @@ class Traits:
     model: Mapping[str, Any] = field(default_factory=dict)
 
 
+def build(
+    fields: Fields,
+    traits: Traits,
+    forwards: Mapping[str, Callable[[], FeedForward]],
+    forward_pattern: Sequence[str],
+) -> ModelSpec:
+    """A decoder with these traits whose feed-forwards are given: one for each kind that `forward_pattern` names by layer."""
+    letters = traits.bias + (bias(fields, traits.bias_flag, traits.flag_letters) if traits.bias_flag else "")
+    kinds, size = full_or_sliding(fields, *traits.windows) if traits.windows else (["full"] * num_layers(fields), 0)
+
+    def mixer(width: int) -> Attention:
+        rotary = bool(width) or not traits.nope
+        options = {"bias": letters, "window": width, "rotary": rotary, "norm_traits": traits.qk, **traits.attention}
+        return attention(fields, traits.qk_norm, **options)
+
+    layers = combined(
+        {"full": lambda: mixer(0), "sliding": lambda: mixer(size)},
+        kinds,
+        forwards,
+        forward_pattern,
+        norms(fields, *traits.norms, **traits.norm),
+        parallel=traits.parallel,
+    )
+    return assemble(
+        fields,
+        layers,
+        tied=traits.tied,
+        final_norm=Norm("weight", dim("h", hidden(fields)), **traits.norm),
+        dropout=dropouts(fields, attention="attention_dropout"),
+        **traits.model,
+    )
+
+
+def dense_mlp(fields: Fields, traits: Traits, *keys: str, width: int | None = None) -> MLP:
+    """The MLP of a decoder with these traits."""
+    options = dict(traits.mlp)
+    if traits.mlp_bias_flag:
+        options["bias"] = fields.flag(traits.mlp_bias_flag, default=False)
+    return mlp(fields, *keys, width=width, **options)
+
+
 def dense(traits: Traits) -> Callable[[Fields], ModelSpec]:
     """The reader of a dense decoder with these traits."""
 
     def read(fields: Fields) -> ModelSpec:
-        letters = traits.bias
-        if traits.bias_flag:
-            letters += bias(fields, traits.bias_flag, traits.flag_letters)
-        feed_forward = dict(traits.mlp)
-        if traits.mlp_bias_flag:
-            feed_forward["bias"] = fields.flag(traits.mlp_bias_flag, default=False)
-        kinds, size = full_or_sliding(fields, *traits.windows) if traits.windows else (["full"] * num_layers(fields), 0)
-
-        def mixer(width: int) -> Attention:
-            rotary = bool(width) or not traits.nope
-            options = {"bias": letters, "window": width, "rotary": rotary, "norm_traits": traits.qk, **traits.attention}
-            return attention(fields, traits.qk_norm, **options)
-
-        layers = combined(
-            {"full": lambda: mixer(0), "sliding": lambda: mixer(size)},
-            kinds,
-            {"dense": lambda: mlp(fields, **feed_forward)},
-            ["dense"] * num_layers(fields),
-            norms(fields, *traits.norms, **traits.norm),
-            parallel=traits.parallel,
-        )
-        return assemble(
-            fields,
-            layers,
-            tied=traits.tied,
-            final_norm=Norm("weight", dim("h", hidden(fields)), **traits.norm),
-            dropout=dropouts(fields, attention="attention_dropout"),
-            **traits.model,
-        )
+        return build(fields, traits, {"dense": lambda: dense_mlp(fields, traits)}, ["dense"] * num_layers(fields))
 
     return read
 
