@@ -1,0 +1,187 @@
+"""The user's model, built by transformers without memory: on the meta device, cut to the layers to run, with fake storages."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from calc.errors import InputError
+from measure.trace.options import TraceOptions
+
+_IGNORED = ("auto_map", "quantization_config", "dtype", "torch_dtype", "transformers_version", "_name_or_path")
+_DTYPES = {"pure-bf16": torch.bfloat16, "amp": torch.float32, "fp32": torch.float32}
+_DROPOUTS = ("dropout", "pdrop")
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The decoder layers: the module list's path, each layer's kind, and for each the layer that is run in its place."""
+
+    path: str
+    kinds: tuple[str, ...]
+    stands_for: tuple[int, ...]
+
+    @property
+    def run(self) -> tuple[int, ...]:
+        """The layers that are really run."""
+        return tuple(sorted(set(self.stands_for)))
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the libraries' notes and warnings away from the user's terminal."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def build(raw: Mapping[str, Any], options: TraceOptions) -> nn.Module:
+    """The model on the meta device, in training mode, with adapters and recomputation as asked. InputError if it cannot be."""
+    if not isinstance(raw.get("model_type"), str):
+        raise InputError.of("model_type", raw.get("model_type"), "it must name an architecture, as config.json does")
+    values = {key: value for key, value in raw.items() if key not in (*_IGNORED, "model_type")}
+    if options.dropout == "off":
+        values = without_dropout(values)
+    try:
+        config = AutoConfig.for_model(raw["model_type"], **values)
+    except Exception as error:
+        raise InputError(f"model_type: transformers {transformers.__version__} cannot read this config: {error}", "model_type") from None
+    try:
+        with torch.device("meta"):
+            model = _instantiate(raw, config, options)
+    except Exception as error:
+        text = f"architectures: transformers {transformers.__version__} cannot build this model: {error}"
+        raise InputError(text, "architectures") from None
+    model.train()
+    if options.method != "full":
+        model = _with_adapters(model, options)
+    if options.recompute == "full":
+        model.activation_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+    return model
+
+
+def without_dropout(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with every dropout probability at zero."""
+    return {key: 0.0 if isinstance(value, (int, float)) and key.endswith(_DROPOUTS) else value for key, value in values.items()}
+
+
+def _instantiate(raw: Mapping[str, Any], config: Any, options: TraceOptions) -> nn.Module:
+    chosen = {"dtype": _DTYPES[options.recipe], "attn_implementation": options.attention}
+    for name in raw.get("architectures") or ():
+        found = getattr(transformers, name, None)
+        if found is not None and hasattr(found, "_from_config"):
+            return found._from_config(config, **chosen)  # type: ignore[no-any-return]
+    return AutoModelForCausalLM.from_config(config, **chosen)
+
+
+def _with_adapters(model: nn.Module, options: TraceOptions) -> nn.Module:
+    from peft import LoraConfig, get_peft_model
+
+    targets: Any = list(options.lora_targets) or None
+    if targets == ["all-linear"]:
+        targets = "all-linear"
+    adapters = LoraConfig(
+        r=options.lora_rank, target_modules=targets, use_dora=options.method == "dora", task_type="CAUSAL_LM", lora_dropout=0.0
+    )
+    try:
+        adapted = get_peft_model(model, adapters)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise InputError(f"lora_targets: peft cannot place adapters: {error}", "lora_targets") from None
+    return adapted  # type: ignore[return-value]
+
+
+def find_stack(model: nn.Module, layers: int | None) -> Stack:
+    """The decoder layers and which of them are to be run: the first, the last and one of each kind between, or `layers` of them."""
+    config = text_config(model)
+    count = config.num_hidden_layers
+    for path, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            kinds = tuple(_kind(layer, config, index) for index, layer in enumerate(module))
+            return Stack(path, kinds, choose_layers(kinds, layers))
+    return Stack("", (), ())
+
+
+def _kind(layer: nn.Module, config: Any, index: int) -> str:
+    """What tells a layer's kind: its class, its tensors, and the entry of each per-layer list of the config."""
+    tensors = [(name, tuple(tensor.shape)) for name, tensor in layer.named_parameters()]
+    entries = [(name, values[index]) for name, values in per_layer_lists(config).items()]
+    return f"{type(layer).__name__} {tensors} {entries}"
+
+
+def per_layer_lists(config: Any) -> dict[str, list[Any]]:
+    """The config's lists that have one entry a layer (`layer_types` and its kind)."""
+    count = config.num_hidden_layers
+    return {
+        name: list(value)
+        for name, value in vars(config).items()
+        if isinstance(value, (list, tuple)) and len(value) == count and not isinstance(value, str)
+    }
+
+
+def choose_layers(kinds: Sequence[str], layers: int | None) -> tuple[int, ...]:
+    """For each layer the one that is run in its place. First and last stand for themselves, and so do `layers` in all at least."""
+    count = len(kinds)
+    if layers == 0 or (layers is not None and layers >= count):
+        return tuple(range(count))
+    chosen = {0, count - 1}
+    inner: dict[str, int] = {}
+    for index in range(1, count - 1):
+        inner.setdefault(kinds[index], index)
+    chosen |= set(inner.values())
+    for index in range(1, count - 1):
+        if len(chosen) >= (layers or 0):
+            break
+        chosen.add(index)
+    return tuple(index if index in chosen else inner[kinds[index]] for index in range(count))
+
+
+def cut(model: nn.Module, stack: Stack) -> None:
+    """Take the layers that are not run out of the model."""
+    if len(stack.run) == len(stack.kinds):
+        return
+    whole = model.get_submodule(stack.path)
+    assert isinstance(whole, nn.ModuleList)
+    parent, _, name = stack.path.rpartition(".")
+    setattr(model.get_submodule(parent), name, nn.ModuleList(whole[index] for index in stack.run))
+    config = text_config(model)
+    for key, values in per_layer_lists(config).items():
+        setattr(config, key, [values[index] for index in stack.run])
+    config.num_hidden_layers = len(stack.run)
+
+
+def text_config(model: nn.Module) -> Any:
+    """The config of the language model's stack."""
+    config: Any = model.config
+    return config.get_text_config()
+
+
+def materialize(model: nn.Module) -> None:
+    """Replace each meta parameter and buffer by one with a fake storage of its own (ties stay ties). Call under FakeTensorMode."""
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            if id(parameter) not in made:
+                empty = torch.empty(parameter.shape, dtype=parameter.dtype)
+                made[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+            module._parameters[name] = made[id(parameter)]
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)

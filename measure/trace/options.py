@@ -1,0 +1,36 @@
+"""What a trace is asked to do: the step's shape, precision, optimizer and what is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+RECIPES = ("pure-bf16", "amp", "fp32")
+ATTENTIONS = ("sdpa", "eager")
+RECOMPUTES = ("none", "full")
+OPTIMIZER_KERNELS = ("foreach", "fused", "loop")
+METHODS = ("full", "lora", "dora")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOptions:
+    """The step to run. Sizes are counts; `rounding` is the allocator's granule in bytes (1 counts exact bytes).
+
+    `accumulation` is the number of micro-batches between two optimizer steps. `layers` is the number of decoder layers that are
+    really run before the rest is extended from them: None runs the fewest that show every kind of layer, 0 runs all of them.
+    `lora_targets` is a tuple of module names or ("all-linear",); empty leaves peft's own choice for the architecture.
+    """
+
+    seq: int = 4096
+    micro_batch: int = 1
+    accumulation: int = 1
+    recipe: str = "pure-bf16"
+    optimizer: str = "adamw"
+    optimizer_kernel: str = "foreach"
+    recompute: str = "none"
+    attention: str = "sdpa"
+    dropout: str = "config"
+    method: str = "full"
+    lora_rank: int = 8
+    lora_targets: tuple[str, ...] = ()
+    rounding: int = 512
+    layers: int | None = None

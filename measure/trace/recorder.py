@@ -1,0 +1,189 @@
+"""The recorder: sees every operation of a step and keeps one record for each storage, from its allocation to its end."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_MAIN_SEQUENCES = 2**62  # AccumulateGrad's sequence number lies above; real ones below
+_QUERIES = {torch.ops.prim.device.default, torch.ops.aten.detach.default}  # make no storage, and are no operation of the model
+_SCALAR_READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default}
+
+
+Place = tuple[int | None, str]  # decoder layer (None outside the stack), module path (inside the layer)
+_OUTSIDE: Place = (None, "")
+
+
+class Site(NamedTuple):
+    """Where the program was: phase of the step, decoder layer (None outside the stack) and module path."""
+
+    phase: str
+    layer: int | None
+    module: str
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """One operation of the forward pass, as autograd numbers them."""
+
+    site: Site
+    op: str = ""
+
+
+@dataclass(eq=False, slots=True)
+class Storage:
+    """One storage: its bytes, what made it, and the first operation that saved it for backward."""
+
+    nbytes: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    op: str
+    site: Site
+    category: str = ""
+    saved_by: Node | None = None
+
+
+class Event(NamedTuple):
+    """One allocation (+1) or release (-1), in the order of the program."""
+
+    storage: Storage
+    sign: int
+    site: Site
+
+
+class Recorder(TorchDispatchMode):
+    """Records storages made under it. Enter it above a FakeTensorMode; `phase` names the part of the step that runs.
+
+    `places` gives a module's (decoder layer or None, path) by its id. Sizes round up to `rounding` bytes. Reading a scalar
+    back (`.item()`), which fake tensors refuse, answers 1.
+    """
+
+    def __init__(self, places: Mapping[int, Place], rounding: int) -> None:
+        super().__init__()
+        self.events: list[Event] = []
+        self.phase = "setup"
+        self.places, self._rounding = places, rounding
+        self._live: dict[int, tuple[Storage, Any]] = {}
+        self._nodes: dict[int, Node] = {}
+        self._stack: list[Place] = []
+        self._site = Site("setup", None, "")
+
+    def live(self) -> list[Storage]:
+        """The storages alive now."""
+        return [storage for storage, _ in self._live.values()]
+
+    def of(self, tensor: Tensor) -> Storage | None:
+        """The record of a tensor's storage, if it was made under this recorder and is alive."""
+        found = self._live.get(tensor.untyped_storage()._cdata)
+        return found[0] if found else None
+
+    def mark(self, tensor: Tensor, category: str, place: Place = _OUTSIDE, name: str = "") -> None:
+        """Set what a tensor's storage is: its category, and the place and name that it counts under."""
+        storage = self.of(tensor)
+        if storage is not None:
+            storage.category, storage.saved_by = category, None
+            storage.site, storage.op = Site("setup", *place), name
+
+    def begin(self, phase: str) -> None:
+        """Enter a phase of the step."""
+        self.phase = phase
+        self._site = Site(phase, None, "")
+
+    @contextmanager
+    def modules(self) -> Iterator[None]:
+        """Within it, module calls are followed, so that sites know the module."""
+        hooks = torch.nn.modules.module
+        handles = [
+            hooks.register_module_forward_pre_hook(lambda module, args: self._enter(module)),
+            hooks.register_module_forward_hook(lambda module, args, output: self._leave(module), always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @contextmanager
+    def saves(self) -> Iterator[None]:
+        """Within it, every tensor that autograd saves is noted with the operation that saves it."""
+        with torch.autograd.graph.saved_tensors_hooks(self._note_saved, lambda tensor: tensor):
+            yield
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _SCALAR_READS:
+            return _scalar(args[0])
+        if func in _QUERIES:
+            return func(*args, **(kwargs or {}))
+        self._site = self._where(func)
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self._see(result, func)
+        elif isinstance(result, (tuple, list)):
+            owners = args[0] if func._schema.name.startswith("aten::_foreach") else ()
+            for index, item in enumerate(result):
+                if isinstance(item, Tensor):
+                    self._see(item, func, owners[index] if index < len(owners) else None)
+        return result
+
+    def _enter(self, module: torch.nn.Module) -> None:
+        self._stack.append(self.places.get(id(module), self._stack[-1] if self._stack else _OUTSIDE))
+
+    def _leave(self, module: torch.nn.Module) -> None:
+        if self._stack:
+            self._stack.pop()
+
+    def _here(self) -> Site:
+        return Site(self.phase, *(self._stack[-1] if self._stack else _OUTSIDE))
+
+    def _where(self, func: Any) -> Site:
+        """The site of the running operation; in backward, that of the forward operation whose gradient it computes."""
+        node = torch._C._current_autograd_node()
+        if self._stack or node is None:
+            site = self._here()
+            sequence = torch._C._autograd._get_sequence_nr() - 1
+            known = self._nodes.setdefault(sequence, Node(site))
+            known.op = known.op or func._schema.name.split("::")[1]
+            return site
+        sequence = node._sequence_nr()
+        if sequence >= _MAIN_SEQUENCES or sequence not in self._nodes:
+            return self._site._replace(phase=self.phase)
+        return self._nodes[sequence].site._replace(phase=self.phase)
+
+    def _see(self, tensor: Tensor, func: Any, owner: Tensor | None = None) -> None:
+        """Record a new storage. What an operation over lists makes belongs to the layer of the tensor that it is made for."""
+        untyped = tensor.untyped_storage()
+        key = untyped._cdata
+        if key in self._live:
+            return
+        exact = untyped.nbytes()
+        nbytes = -(-exact // self._rounding) * self._rounding
+        owned = self.of(owner) if owner is not None else None
+        site = owned.site._replace(phase=self.phase) if owned else self._site
+        storage = Storage(nbytes, tuple(tensor.shape), tensor.dtype, func._schema.name.split("::")[1], site)
+        self._live[key] = (storage, weakref.ref(untyped, lambda _: self._end(key, storage)))
+        self.events.append(Event(storage, 1, self._site))
+
+    def _end(self, key: int, storage: Storage) -> None:
+        self._live.pop(key, None)
+        self.events.append(Event(storage, -1, self._site))
+
+    def _note_saved(self, tensor: Tensor) -> Tensor:
+        storage = self.of(tensor)
+        if storage is not None and storage.saved_by is None:
+            sequence = torch._C._autograd._get_sequence_nr() - 1
+            storage.saved_by = self._nodes.setdefault(sequence, Node(self._here()))
+        return tensor
+
+
+def _scalar(tensor: Tensor) -> bool | int | float:
+    """The value read back from a fake tensor: one, in the tensor's type (a condition that asks "is it longer?" gets no)."""
+    if tensor.dtype is torch.bool:
+        return False
+    return 1.0 if tensor.is_floating_point() else 1
