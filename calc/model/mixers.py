@@ -123,6 +123,52 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class CompressedAttention:
+    """DeepSeek-V4's attention: one head serves as key and value for all queries, over a window and over compressed entries.
+
+    Every `compress` tokens leave one entry of `head_dim` beside the window (0: the window alone). With an `indexer` a query
+    attends to its `topk` best entries, without one to all. Queries come from a latent of `q_lora_rank`; the output goes through
+    `o_groups` groups of `o_lora_rank`. `compressor` holds the weights that make the entries.
+    """
+
+    hidden_size: int
+    num_attention_heads: int
+    head_dim: int
+    q_lora_rank: int
+    o_groups: int
+    o_lora_rank: int
+    window: int
+    compress: int = 0
+    compressor: tuple[Weight, ...] = ()
+    indexer: Indexer | None = None
+    norm_style: str = "wide"
+    causal: bool = True
+    num_key_value_heads: int = 1
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        h, a, d = dim("h", self.hidden_size), dim("a", self.num_attention_heads), dim("d", self.head_dim)
+        rank, groups, out = dim("r_q", self.q_lora_rank), dim("g", self.o_groups), dim("r_o", self.o_lora_rank)
+        in_group = Dim(a.size * d.size // groups.size, rf"\frac{{<a> \cdot <d>}}{{<g>}}", a.numbers + d.numbers + groups.numbers)
+        weights = (
+            *linear("query_down", "q_a_proj", rank, h),
+            *linear("query_up", "q_b_proj", a * d, rank, Split.OUTPUT),
+            *linear("key_value", "kv_proj", d, h),
+            *linear("output_down", "o_a_proj", groups * out, in_group),
+            *linear("output_up", "o_b_proj", h, groups * out),
+            Weight("sinks", (a,), Split.OUTPUT),
+            *Norm("query_norm", rank, style=self.norm_style).weights,
+            *Norm("key_value_norm", d, style=self.norm_style).weights,
+        )
+        parts = [Part("attention", weights)]
+        if self.compressor:
+            parts.append(Part("compressor", self.compressor))
+        if self.indexer:
+            parts.append(Part("indexer", self.indexer.weights))
+        return tuple(parts)
+
+
+@dataclass(frozen=True, slots=True)
 class Recurrence:
     """A mixer with a state of fixed size: Mamba, gated delta net, RWKV, linear attention, a short convolution.
 
@@ -141,4 +187,4 @@ class Recurrence:
         return (Part(self.kind, self.weights),)
 
 
-Mixer = Attention | LatentAttention | Recurrence
+Mixer = Attention | LatentAttention | CompressedAttention | Recurrence

@@ -1,4 +1,4 @@
-"""Mixtures of experts: Mixtral, Qwen MoE, DeepSeek, gpt-oss."""
+"""Mixtures of experts: Mixtral, Qwen MoE, gpt-oss."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from calc.model.families.common import (
     assemble,
     attention,
     dropouts,
-    latent_attention,
     layer_types,
     mlp,
     moe,
@@ -19,7 +18,7 @@ from calc.model.families.common import (
     uniform,
     window,
 )
-from calc.model.fields import MOST_LAYERS, Fields
+from calc.model.fields import Fields
 from calc.model.spec import Layer, ModelSpec, Stack
 
 
@@ -52,24 +51,6 @@ def qwen3_moe(fields: Fields) -> ModelSpec:
     )
 
 
-def deepseek(fields: Fields) -> ModelSpec:
-    """DeepSeek-V2, V3 and R1: latent attention, the first layers dense, then experts with shared ones beside them."""
-    mixer = latent_attention(fields)
-    width, count = fields.size("moe_intermediate_size"), fields.size("n_shared_experts", default=1, low=0, high=1024)
-    shared = mlp(fields, width=width * count, letter="f_s") if count else None
-    first = fields.size("first_k_dense_replace", default=0, low=0, high=MOST_LAYERS)
-    step = fields.size("moe_layer_freq", default=1)
-    if step != 1:
-        raise InputError.of(fields.name("moe_layer_freq"), step, "only 1 is understood")
-    sparse = [at >= first for at in range(num_layers(fields))]
-    routed = Layer("moe", mixer, moe(fields, ("n_routed_experts",), shared=shared), norms(fields))
-    dense = Layer("dense", mixer, mlp(fields), norms(fields))
-    fields.ignore("num_key_value_heads", "num_nextn_predict_layers", "head_dim")
-    return assemble(
-        fields, dense_or_moe(fields, dense, routed, sparse), dropout=dropouts(fields, attention="attention_dropout")
-    )
-
-
 def gpt_oss(fields: Fields) -> ModelSpec:
     size = fields.size("sliding_window", default=128)
 
@@ -90,7 +71,5 @@ def gpt_oss(fields: Fields) -> ModelSpec:
 FAMILIES = {
     "MixtralForCausalLM": Family(mixtral, "mixtral"),
     "Qwen3MoeForCausalLM": Family(qwen3_moe, "qwen3_moe"),
-    "DeepseekV2ForCausalLM": Family(deepseek, "deepseek_v2"),
-    "DeepseekV3ForCausalLM": Family(deepseek, "deepseek_v3"),
     "GptOssForCausalLM": Family(gpt_oss, "gpt_oss"),
 }

@@ -1,0 +1,145 @@
+"""Latent attention (MLA) and what grew from it: DeepSeek 2 to 3.2, GLM 5, Youtu, MiniCPM3, LongCat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from calc.errors import InputError
+from calc.model.families.base import Family
+from calc.model.families.common import (
+    assemble,
+    combined,
+    dropouts,
+    hidden,
+    latent_attention,
+    mlp,
+    moe,
+    norms,
+    num_layers,
+    uniform,
+)
+from calc.model.families.sparse import Experts, first_dense, shared_expert
+from calc.model.feed_forward import MoE
+from calc.model.fields import Fields
+from calc.model.mixers import Indexer, LatentAttention
+from calc.model.spec import Layer, ModelSpec, Stack
+from calc.model.weights import Norm, Part, Split, Weight, dim, linear
+
+_EXPERTS = Experts(shared_count="n_shared_experts")
+_DROPOUT = {"attention": "attention_dropout"}
+
+
+def indexer(fields: Fields) -> Indexer:
+    """The sparse-attention indexer of DeepSeek-V3.2 (arXiv 2512.02556, section 2): its key has a LayerNorm with bias."""
+    count, size = fields.size("index_n_heads"), fields.size("index_head_dim")
+    h, width = dim("h", hidden(fields)), dim("d_i", size)
+    weights = (
+        *linear("query", "wq_b", dim("a_i", count) * width, dim("r_q", fields.size("q_lora_rank"))),
+        *linear("key", "wk", width, h),
+        *Norm("key_norm", width, "layer", "native", bias=True).weights,
+        *linear("head_weights", "weights_proj", dim("a_i", count), h),
+    )
+    return Indexer(count, size, fields.size("index_topk"), weights)
+
+
+def deepseek(fields: Fields) -> ModelSpec:
+    """DeepSeek-V2, V3 and R1: latent attention, the first layers dense, then experts with shared ones beside them."""
+    if fields.data.get("moe_layer_freq", 1) != 1:
+        raise InputError.of(fields.name("moe_layer_freq"), fields.data["moe_layer_freq"], "only 1 is understood")
+    return _latent_moe(fields, {"full": lambda: latent_attention(fields)}, ["full"] * num_layers(fields))
+
+
+def deepseek_v32(fields: Fields) -> ModelSpec:
+    """DeepSeek-V3.2: V3 with an indexer in every layer."""
+    mixer = {"sparse": lambda: latent_attention(fields, indexer=indexer(fields))}
+    return _latent_moe(fields, mixer, ["sparse"] * num_layers(fields))
+
+
+def glm_moe_dsa(fields: Fields) -> ModelSpec:
+    """GLM-5: as V3.2, with layers that reuse the choice of the indexer before them."""
+    count = num_layers(fields)
+    types = fields.items("indexer_types", length=count)
+    kinds = [str(kind) for kind in types] if types is not None else _indexer_schedule(fields, count)
+    if not {*kinds} <= {"full", "shared"}:
+        raise InputError.of("indexer_types", types, 'each must be "full" or "shared"')
+    mixers = {
+        "full": lambda: latent_attention(fields, indexer=indexer(fields)),
+        "shared": lambda: latent_attention(fields),
+    }
+    return _latent_moe(fields, mixers, kinds)
+
+
+def _indexer_schedule(fields: Fields, count: int) -> list[str]:
+    pattern = fields.data.get("index_topk_pattern")
+    fields.ignore("index_topk_pattern")
+    if pattern is not None:
+        letters = {"F": "full", "S": "shared", "full": "full", "shared": "shared"}
+        if not isinstance(pattern, str | list) or len(pattern) != count or not all(str(c) in letters for c in pattern):
+            raise InputError.of("index_topk_pattern", pattern, f"it must have {count} letters, F or S")
+        return [letters[str(letter)] for letter in pattern]
+    every = max(1, fields.size("index_topk_freq", low=0) if fields.has("index_topk_freq") else 1)
+    offset = fields.size("index_skip_topk_offset", low=0) if fields.has("index_skip_topk_offset") else 2
+    return ["full" if max(at - offset + 1, 0) % every == 0 else "shared" for at in range(count)]
+
+
+def _latent_moe(
+    fields: Fields, mixers: dict[str, Callable[[], LatentAttention]], kinds: list[str], names: tuple[str, ...] = ()
+) -> ModelSpec:
+    has_bias = fields.flag("mlp_bias", default=False) if fields.has("mlp_bias") else False
+
+    def routed() -> MoE:
+        return moe(fields, shared=shared_expert(fields, _EXPERTS))
+
+    forwards = {"moe": routed, "dense": lambda: mlp(fields, bias=has_bias)}
+    pattern = first_dense(default=0 if "first_k_dense_replace" in fields.data else 1)(fields)
+    layers = combined(mixers, kinds, forwards, pattern, norms(fields, *names))
+    fields.ignore("num_key_value_heads", "num_nextn_predict_layers", "num_mtp_layers", "head_dim", "qk_head_dim")
+    fields.ignore("intermediate_size", "moe_layer_freq", "layer_types", "indexer_rope_interleave", "mlp_bias")
+    return assemble(fields, layers, dropout=dropouts(fields, **_DROPOUT))
+
+
+def axk1(fields: Fields) -> ModelSpec:
+    """A.X K1: V3 whose mixtures end in a norm."""
+    spec = deepseek(fields)
+    extra = Part("norms", Norm("post_mlp_norm", dim("h", hidden(fields))).weights)
+    kinds = tuple(
+        Layer(kind.kind, kind.mixer, kind.feed_forward, kind.norms, extra=(extra,))
+        if isinstance(kind.feed_forward, MoE)
+        else kind
+        for kind in spec.layers.kinds
+    )
+    return replace(spec, layers=Stack(kinds, spec.layers.pattern))
+
+
+def youtu(fields: Fields) -> ModelSpec:
+    fields.ignore("num_key_value_heads", "head_dim", "qk_head_dim")
+    layer = Layer("layer", latent_attention(fields), mlp(fields), norms(fields))
+    return assemble(fields, uniform(fields, layer), tied=True, dropout=dropouts(fields, **_DROPOUT))
+
+
+def minicpm3(fields: Fields) -> ModelSpec:
+    """MiniCPM3: dense, with scaled embeddings, residuals and logits."""
+    fields.ignore("num_key_value_heads", "head_dim", "qk_head_dim", "scale_emb", "scale_depth", "dim_model_base")
+    feed_forward = mlp(fields, bias=fields.flag("mlp_bias", default=False))
+    layer = Layer("layer", latent_attention(fields), feed_forward, norms(fields))
+    return assemble(
+        fields,
+        uniform(fields, layer),
+        tied=True,
+        embedding_scale=True,
+        head_scale=True,
+        dropout=dropouts(fields, **_DROPOUT),
+    )
+
+
+FAMILIES = {
+    "DeepseekV2ForCausalLM": Family(deepseek, "deepseek_v2"),
+    "DeepseekV3ForCausalLM": Family(deepseek, "deepseek_v3"),
+    "DeepseekV32ForCausalLM": Family(deepseek_v32, "deepseek_v32"),
+    "GlmMoeDsaForCausalLM": Family(glm_moe_dsa, "glm_moe_dsa"),
+    "Glm4MoeLiteForCausalLM": Family(deepseek, "glm4_moe_lite"),
+    "AXK1ForCausalLM": Family(axk1, "axk1"),
+    "YoutuForCausalLM": Family(youtu, "youtu"),
+    "MiniCPM3ForCausalLM": Family(minicpm3, "minicpm3"),
+}
