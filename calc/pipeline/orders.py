@@ -7,17 +7,9 @@ Waiting is no part of an order: `calc.pipeline.simulation` finds when each opera
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
-
-class Op(NamedTuple):
-    """One operation: kind F (forward), B (whole backward), I (input gradient) or W (weight gradient)."""
-
-    kind: str
-    chunk: int
-    microbatch: int
-
-
+# One operation: its kind, F (forward), B (whole backward), I (input gradient) or W (weight gradient), chunk and micro-batch.
+Op = tuple[str, int, int]
 Slot = tuple[int, int]  # chunk, micro-batch
 Builder = Callable[[int, int, int, int], list[Op]]
 
@@ -67,35 +59,35 @@ def _by_rounds(p: int, m: int, chunks: Sequence[int]) -> list[Slot]:
 def _alternate(forwards: list[Slot], backwards: list[Slot], warmup: int) -> list[Op]:
     """`warmup` forwards, then a forward and a backward in turn, then the backwards that are left."""
     warmup = min(warmup, len(forwards))
-    ops = [Op("F", *slot) for slot in forwards[:warmup]]
+    ops = [("F", *slot) for slot in forwards[:warmup]]
     steady = forwards[warmup:]
     for forward, backward in zip(steady, backwards, strict=False):
-        ops += (Op("F", *forward), Op("B", *backward))
-    return ops + [Op("B", *slot) for slot in backwards[len(steady) :]]
+        ops += (("F", *forward), ("B", *backward))
+    return ops + [("B", *slot) for slot in backwards[len(steady) :]]
 
 
 def _alternate_split(forwards: list[Slot], backwards: list[Slot], warmup: int, lag: int) -> list[Op]:
     """The same with the backward split: each weight gradient comes `lag` input gradients after its own."""
     warmup = min(warmup, len(forwards))
-    ops = [Op("F", *slot) for slot in forwards[:warmup]]
+    ops = [("F", *slot) for slot in forwards[:warmup]]
     steady = forwards[warmup:]
     for index, backward in enumerate(backwards):
         if index < len(steady):
-            ops.append(Op("F", *steady[index]))
-        ops.append(Op("I", *backward))
+            ops.append(("F", *steady[index]))
+        ops.append(("I", *backward))
         if index >= lag:
-            ops.append(Op("W", *backwards[index - lag]))
-    return ops + [Op("W", *slot) for slot in backwards[max(0, len(backwards) - lag) :]]
+            ops.append(("W", *backwards[index - lag]))
+    return ops + [("W", *slot) for slot in backwards[max(0, len(backwards) - lag) :]]
 
 
 def naive(p: int, m: int, v: int, r: int) -> list[Op]:
     """Model parallelism without a pipeline: a micro-batch goes up and down all ranks before the next one starts."""
-    return [Op(kind, 0, microbatch) for microbatch in range(m) for kind in "FB"]
+    return [(kind, 0, microbatch) for microbatch in range(m) for kind in "FB"]
 
 
 def gpipe(p: int, m: int, v: int, r: int) -> list[Op]:
     """All forwards, then all backwards."""
-    return [Op(kind, 0, microbatch) for kind in "FB" for microbatch in range(m)]
+    return [(kind, 0, microbatch) for kind in "FB" for microbatch in range(m)]
 
 
 def one_f_one_b(p: int, m: int, v: int, r: int) -> list[Op]:
@@ -112,8 +104,8 @@ def interleaved(p: int, m: int, v: int, r: int) -> list[Op]:
 
 def looped_bfs(p: int, m: int, v: int, r: int) -> list[Op]:
     """Breadth first: a chunk runs every micro-batch before the next chunk starts; backwards in the opposite order."""
-    forwards = [Op("F", chunk, microbatch) for chunk in range(v) for microbatch in range(m)]
-    return forwards + [Op("B", op.chunk, op.microbatch) for op in reversed(forwards)]
+    slots = [(chunk, microbatch) for chunk in range(v) for microbatch in range(m)]
+    return [("F", *slot) for slot in slots] + [("B", *slot) for slot in reversed(slots)]
 
 
 def interleaved_zb(p: int, m: int, v: int, r: int) -> list[Op]:
@@ -144,12 +136,12 @@ class _Script:
         self.pending: list[Slot] = []
 
     def forward(self, chunk: int) -> None:
-        self.ops.append(Op("F", chunk, self.forwards[chunk]))
+        self.ops.append(("F", chunk, self.forwards[chunk]))
         self.forwards[chunk] += 1
 
     def backward(self, chunk: int, split: bool = False) -> None:
         microbatch = self.backwards[chunk]
-        self.ops.append(Op("I" if split else "B", chunk, microbatch))
+        self.ops.append(("I" if split else "B", chunk, microbatch))
         self.backwards[chunk] += 1
         if split:
             self.pending.append((chunk, microbatch))
@@ -159,7 +151,7 @@ class _Script:
         for slot in self.pending:
             if chunk in (None, slot[0]):
                 self.pending.remove(slot)
-                self.ops.append(Op("W", *slot))
+                self.ops.append(("W", *slot))
                 return
 
     def backward_and_weight(self, chunk: int) -> None:
@@ -193,7 +185,7 @@ def zb_v(p: int, m: int, v: int, r: int) -> list[Op]:
     for chunk in (1, 0):
         for _ in range(len(script.pending)):
             script.weight(chunk)
-    return [op for op in script.ops if op.microbatch < m]
+    return [op for op in script.ops if op[2] < m]
 
 
 def dualpipe_v(p: int, m: int, v: int, r: int) -> list[Op]:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from calc.errors import InputError
 from calc.pipeline.orders import model_stage
-from calc.pipeline.schedules import SCHEDULES, check_layout, default_virtual_stages
+from calc.pipeline.schedules import SCHEDULES, check_layout, default_virtual_stages, planned_microbatches
 
 MOST_CHUNKS = 2**16  # stages x microbatches x virtual_stages; each is simulated, and this many take about 0.2 s
 _LONGEST = 1e9  # seconds
@@ -76,11 +76,12 @@ class PipelinePlan(BaseModel):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         check_layout(self.schedule, self.stages, self.microbatches, self.chunks)
-        operations = self.stages * self.microbatches * self.chunks
-        if operations > MOST_CHUNKS:
+        planned = planned_microbatches(self.schedule, self.stages, self.microbatches)
+        size = self.stages * planned * self.chunks
+        if size > MOST_CHUNKS:
             raise InputError(
-                f"stages ({self.stages}) x microbatches ({self.microbatches}) x virtual_stages ({self.chunks}) = {operations} "
-                f"must be at most {MOST_CHUNKS}: every operation is simulated"
+                f"stages ({self.stages}) x microbatches ({planned}{' = 2 x stages - 1' * (planned > self.microbatches)}) "
+                f"x virtual_stages ({self.chunks}) = {size} must be at most {MOST_CHUNKS}: every operation is simulated"
             )
         for field in ("forward", "backward_input", "backward_weight"):
             given, allowed = len(getattr(self, field)), (1, self.stages, self.stages * self.chunks)

@@ -94,6 +94,11 @@ def default_virtual_stages(schedule: str) -> int:
     return 1 if SCHEDULES[schedule].chunks == "one" else 2
 
 
+def planned_microbatches(schedule: str, stages: int, microbatches: int) -> int:
+    """Micro-batches for which the order is laid out: ZB-V always plans for 2p - 1 and leaves out those that are not there."""
+    return max(microbatches, 2 * stages - 1) if schedule == "zb-v" else microbatches
+
+
 def check_layout(schedule: str, stages: int, microbatches: int, virtual_stages: int) -> None:
     """InputError when the schedule does not exist or cannot run such a layout; the message states the rule."""
     if schedule not in SCHEDULES:
