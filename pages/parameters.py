@@ -1,0 +1,49 @@
+"""How many parameters a model has, by component."""
+
+from calc.parameters import ParameterAnswer, ParametersPlan
+from pages.ui import charts
+from pages.ui.page import Question, show
+from pages.ui.views import Metric, Numbers
+
+TITLE, ICON = "Parameters", ":material/account_tree:"
+PLANS = (ParametersPlan,)
+
+
+def render() -> None:
+    show(
+        Question(
+            command="params",
+            intro="Every parameter of the model, counted exactly from its config, by component.",
+            groups={"": ("lora_rank", "lora_targets")},
+            headline=_headline,
+            charts=_charts,
+        )
+    )
+
+
+def _headline(answer: ParameterAnswer, numbers: Numbers) -> list[Metric]:
+    total, active, embedding, trainable = answer.total, answer.active, answer.embedding, answer.trainable
+    return [
+        Metric("Parameters", numbers.show(total, "parameters"), f"{total:,}"),
+        Metric(
+            "Active for a token",
+            numbers.show(active, "parameters"),
+            f"{active:,}: all but the experts it is not sent to",
+        ),
+        Metric("Embedding", numbers.show(embedding, "parameters"), f"{embedding:,} in the embedding tables"),
+        Metric(
+            "Trainable",
+            numbers.show(trainable, "parameters"),
+            f"{trainable:,}: the adapters where LoRA is on, else all",
+        ),
+    ]
+
+
+def _charts(answer: ParameterAnswer, numbers: Numbers, key: str) -> None:
+    charts.stacked(answer.breakdown, numbers, f"{key}stacked")
+
+
+if __name__ == "__main__":
+    from app import main
+
+    main()

@@ -1,0 +1,168 @@
+"""Widgets made from a plan's fields. A field's name is its widget's key and its URL parameter, and its flag with dashes."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import NoneType
+from typing import Any, get_args
+
+import streamlit as st
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from calc.commands import choices, flag, is_switch
+from calc.errors import validated
+from pages.ui.looks import LOOKS, Look
+
+_AUTO, _ON, _OFF = "auto", "on", "off"
+_SWITCH = {_AUTO: None, _ON: True, _OFF: False}
+_WIDTH = 210  # pixels of one widget; a row holds as many as fit
+
+
+def ask_plan(plan: type[BaseModel], groups: Mapping[str, Sequence[str]], prefix: str = "") -> BaseModel:
+    """The plan that the widgets describe. `groups` orders its fields; the group "" is always open, the rest fold away.
+
+    Fields that no group names come last. InputError when they do not go together.
+    """
+    values: dict[str, Any] = {}
+    named = {name for names in groups.values() for name in names}
+    others = [name for name in plan.model_fields if name not in named]
+    for title, names in [*groups.items(), ("More", others)]:
+        known = [name for name in names if name in plan.model_fields]
+        if known:
+            box = st.expander(title) if title else st.container()
+            with box.container(horizontal=True, gap="medium"):
+                values |= {name: ask(name, plan.model_fields[name], prefix) for name in known}
+    return validated(plan, values, lambda name: flag(name)[2:].replace("-", "_"))
+
+
+def refusal(plan: type[BaseModel], name: str, text: str) -> str:
+    """Why the field cannot take that text from a URL, as "it must be ..."; "" when it can."""
+    field, look = plan.model_fields[name], LOOKS.get(name, Look())
+    if field.default is None and text == "":
+        return ""
+    options = _options(field, look)
+    if options:
+        return "" if text in options else _one_of(options, text)
+    try:
+        if _kinds(field) & {int, float} and not math.isfinite(float(text)):
+            return "it must be a finite number"
+        plan.model_validate({name: text})
+    except ValidationError as error:  # rules across fields are for the page, when all fields are known
+        found = [each["msg"] for each in error.errors(include_url=False) if each["loc"][:1] == (name,)]
+        return found[0].removeprefix("Value error, ") if found else ""
+    except ValueError:
+        return "it must be a number"
+    return ""
+
+
+def _one_of(options: Sequence[str], text: str) -> str:
+    if len(options) <= 12:
+        return f"it must be one of {', '.join(options)}"
+    close = difflib.get_close_matches(text, options, n=3, cutoff=0.5)
+    return f"it must be one of the {len(options)} names of the list{'; close ones are ' if close else ''}{', '.join(close)}"
+
+
+def _kinds(field: FieldInfo) -> set[Any]:
+    return set(get_args(field.annotation) or (field.annotation,))
+
+
+def _options(field: FieldInfo, look: Look) -> tuple[str, ...]:
+    """What the field's widget writes into the URL, when that is one of a few words."""
+    if is_switch(field):
+        return tuple(_SWITCH) if _unset(field) else ("true", "false")
+    options = tuple(str(each) for each in look.choices or choices(field))
+    return (_AUTO, *options) if options and field.default is None else options
+
+
+def written(field: FieldInfo, value: Any) -> str:
+    """A value as the field's widget writes it into the URL."""
+    if isinstance(value, bool):
+        return next(name for name, meant in _SWITCH.items() if meant is value) if _unset(field) else str(value).lower()
+    if isinstance(value, tuple):
+        return ",".join(written(field, part) for part in value)
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
+
+
+def _unset(field: FieldInfo) -> bool:
+    return NoneType in _kinds(field)
+
+
+def ask(name: str, field: FieldInfo, prefix: str = "", stretch: bool = False) -> Any:
+    """The value of one field, from the widget that suits its type; `stretch` lets it take the whole width."""
+    key, look = prefix + name, LOOKS.get(name, Look())
+    shared = {
+        "label": look.label or name.replace("_", " ").capitalize(),
+        "key": key,
+        "help": field.description,
+        "bind": "query-params",
+        "width": "stretch" if stretch else _WIDTH,
+    }
+    default = field.get_default(call_default_factory=True)
+    widget = _widget(field, look)
+    return widget(shared, field, default, look)
+
+
+def _widget(field: FieldInfo, look: Look) -> Callable[[dict[str, Any], FieldInfo, Any, Look], Any]:
+    kinds = _kinds(field)
+    if is_switch(field):
+        return _ask_switch if _unset(field) else _ask_toggle
+    if look.choices or choices(field):
+        return _ask_choice
+    if look.stops:
+        return _ask_slider
+    if kinds & {int, float}:
+        return _ask_number
+    return _ask_text
+
+
+def _ask_toggle(shared: dict[str, Any], field: FieldInfo, default: Any, look: Look) -> Any:
+    return st.toggle(value=default, **shared)
+
+
+def _ask_switch(shared: dict[str, Any], field: FieldInfo, default: Any, look: Look) -> Any:
+    start = next(name for name, value in _SWITCH.items() if value is default)
+    return _SWITCH[st.selectbox(options=list(_SWITCH), index=list(_SWITCH).index(start), **shared)]
+
+
+def _ask_choice(shared: dict[str, Any], field: FieldInfo, default: Any, look: Look) -> Any:
+    options = look.choices or choices(field)
+    if default is None:  # left out, the answer picks one itself
+        chosen = st.selectbox(options=[_AUTO, *options], **shared)
+        return None if chosen == _AUTO else chosen
+    return st.selectbox(options=options, index=options.index(default), **shared)
+
+
+def _ask_number(shared: dict[str, Any], field: FieldInfo, default: Any, look: Look) -> Any:
+    whole = int in _kinds(field)
+    start = default if default is None or whole else float(default)
+    look_of_number = {"step": look.step or 1} if whole else {"step": float(look.step or 0.1), "format": "%g"}
+    return st.number_input(value=start, placeholder=_AUTO, **look_of_number, **shared)
+
+
+def _ask_text(shared: dict[str, Any], field: FieldInfo, default: Any, look: Look) -> Any:
+    return st.text_input(value=None if default is None else written(field, default), placeholder=_AUTO, **shared)
+
+
+def _ask_slider(shared: dict[str, Any], field: FieldInfo, default: Any, look: Look) -> Any:
+    """A number with a slider under it: exact where it is typed, quick where it is slid. Only the number is in the URL."""
+    key = shared["key"]
+    slider = f"{key} slider"
+    with st.container(width=_WIDTH, gap="xxsmall"):
+        value = _ask_number(shared | {"width": "stretch"}, field, default, look)
+        st.session_state[slider] = max((stop for stop in look.stops if value and stop <= value), default=look.stops[0])
+        st.select_slider(
+            shared["label"],
+            look.stops,
+            key=slider,
+            label_visibility="collapsed",
+            on_change=_slide,
+            args=(slider, key),
+        )
+    return value
+
+
+def _slide(slider: str, key: str) -> None:
+    st.session_state[key] = st.session_state[slider]

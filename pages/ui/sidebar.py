@@ -1,0 +1,69 @@
+"""The sidebar that all pages share: model and GPU, the second scenario, units."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from calc.catalogue import catalogue
+from calc.hardware import gpus
+from calc.units import show_bytes
+from pages.ui.fields import ask
+from pages.ui.looks import CUSTOM
+from pages.ui.scenario import SECOND, Subject, View
+
+_FIGURES = ("gpu_memory_gib", "gpu_tflops", "gpu_GBps")
+
+
+def draw() -> None:
+    """Draw the sidebar; `scenario` reads what it holds."""
+    with st.sidebar:
+        _subject("")
+        if ask("compare", View.model_fields["compare"], stretch=True):
+            st.markdown("**Second scenario**")
+            _subject(SECOND)
+        ask("units", View.model_fields["units"], stretch=True)
+
+
+def _subject(prefix: str) -> None:
+    fields = Subject.model_fields
+    model = ask("model", fields["model"], prefix, stretch=True)
+    if model == CUSTOM:
+        _own_model(prefix)
+    elif model in catalogue():
+        _model_source(model)
+    gpu = ask("gpu", fields["gpu"], prefix, stretch=True)
+    if gpu in gpus():
+        _gpu_facts(gpu)
+    with st.expander("The GPU's figures", expanded=gpu == CUSTOM):
+        for name in _FIGURES:
+            ask(name, fields[name], prefix, stretch=True)
+
+
+def _own_model(prefix: str) -> None:
+    st.text_area(
+        "config.json, pasted",
+        key=f"{prefix}config_text",
+        height=120,
+        placeholder='{"architectures": ["LlamaForCausalLM"], ...}',
+    )
+    st.file_uploader(
+        "or uploaded", "json", key=f"{prefix}config_file", help="The model's config.json, at most 2 MB. It is not kept."
+    )
+
+
+def _model_source(name: str) -> None:
+    entry = catalogue()[name]
+    st.caption(f"[{entry.hub_id}](https://huggingface.co/{entry.hub_id})")
+
+
+def _gpu_facts(name: str) -> None:
+    gpu = gpus()[name]
+    estimate = "a lower estimate" if gpu.memory_is_estimate else "driver's figure"
+    memory = "unknown memory" if gpu.memory_bytes is None else f"{show_bytes(gpu.memory_bytes)} ({estimate})"
+    st.caption(
+        f"{memory} · {_rate(gpu.peak_flops('bf16'), 1e12, 'TFLOP/s bf16')} · {_rate(gpu.memory_bandwidth, 1e9, 'GB/s')}"
+    )
+
+
+def _rate(value: float | None, unit: float, name: str) -> str:
+    return f"unknown {name}" if value is None else f"{value / unit:,.0f} {name}"

@@ -1,0 +1,150 @@
+"""Views of a breakdown: headline figures, a stacked bar, a table, the formula of each leaf, downloads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+import streamlit as st
+
+from calc.breakdown import Breakdown, Component, Formula, Row
+from calc.commands import Answer
+from calc.units import show_bytes_decimal, show_value
+from pages.ui.text import plain
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A headline: what it is, its value ready to read, and what to know about it."""
+
+    label: str
+    value: str
+    help: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """How numbers are shown: `units` is GiB or GB, for bytes."""
+
+    units: str
+
+    def show(self, value: float | None, unit: str = "bytes") -> str:
+        """A value with its unit, for reading; unknown is said."""
+        if value is None:
+            return "unknown"
+        return show_bytes_decimal(value) if unit == "bytes" and self.units == "GB" else show_value(value, unit)
+
+
+def headline(figures: Sequence[Metric]) -> None:
+    """The answer first: a row of figures that wraps where the screen is narrow."""
+    with st.container(horizontal=True, gap="small"):
+        for each in figures:
+            st.metric(each.label, each.value, help=each.help or None, border=True, width=185)
+
+
+def table(breakdown: Breakdown, numbers: Numbers) -> None:
+    """Every leaf: its path, its value to read and exact, its share of the whole, how many copies it counts."""
+    rows = breakdown.rows()
+    frame = pd.DataFrame(
+        {
+            "Part": [_short(row.path) for row in rows],
+            "Value": [numbers.show(row.value, breakdown.unit) for row in rows],
+            "Share": [row.value / breakdown.total if breakdown.total else 0.0 for row in rows],
+            f"Exact {breakdown.unit}": [f"{row.value:,}" for row in rows],
+            "Copies": [row.copies for row in rows],
+        }
+    )
+    share = st.column_config.ProgressColumn(format="percent", min_value=0, max_value=1, width="small")
+    st.dataframe(
+        frame, hide_index=True, column_config={"Share": share, "Part": st.column_config.TextColumn(width="medium")}
+    )
+
+
+def _short(path: str) -> str:
+    return path.replace("/", " › ").replace("_", " ")
+
+
+def formulas(breakdown: Breakdown, numbers: Numbers, key: str) -> None:
+    """The formula of the leaf that the user picks, in letters and with the user's numbers, with its source."""
+    rows = {_short(row.path): row for row in breakdown.rows() if row.component.formula}
+    with st.expander("Show the formula", icon=":material/function:"):
+        if rows:
+            row = rows[st.selectbox("Part", list(rows), key=f"{key}formula of")]
+            _formula(row, breakdown.unit, numbers)
+
+
+def _formula(row: Row, unit: str, numbers: Numbers) -> None:
+    formula, part = row.component.formula, row.component
+    assert formula is not None
+    one = f"{part.value:,} {unit}"
+    st.latex(formula.symbolic())
+    st.latex(f"{formula.with_numbers(part.numbers)} = {_latex(part.value)}")
+    if row.copies > 1:
+        st.markdown(
+            f"{plain(one)} each, {row.copies:,} copies: **{row.value:,} {unit}** ({numbers.show(row.value, unit)})"
+        )
+    else:
+        st.markdown(f"**{row.value:,} {unit}** ({numbers.show(row.value, unit)})")
+    st.markdown(f"Source: {_source(formula)}")
+    for assumption in formula.assumes:
+        st.markdown(f"- Assumes: {plain(assumption)}")
+
+
+def _latex(value: float) -> str:
+    return f"{value:,}".replace(",", "{,}") if isinstance(value, int) else f"{value:.6g}"
+
+
+def _source(formula: Formula) -> str:
+    return f"[{plain(formula.source)}]({formula.url})" if formula.url else plain(formula.source)
+
+
+def downloads(answer: Answer, name: str, key: str) -> None:
+    """The answer to take home, with exact numbers: the same bytes that the command line prints."""
+    with st.container(horizontal=True):
+        st.download_button(
+            "CSV",
+            answer.breakdown.csv,
+            f"{name}.csv",
+            "text/csv",
+            f"{key}csv",
+            on_click="ignore",
+            icon=":material/download:",
+        )
+        st.download_button(
+            "JSON",
+            lambda: json.dumps(answer.as_json(), indent=1) + "\n",
+            f"{name}.json",
+            "application/json",
+            f"{key}json",
+            on_click="ignore",
+            icon=":material/download:",
+        )
+
+
+def remarks(answer: Answer) -> None:
+    """What was taken for granted, what was not read, what to know."""
+    data = answer.as_json()
+    for heading, name in (
+        ("Taken for granted", "assumptions"),
+        ("Notes", "notes"),
+        ("Not read in the config", "unread"),
+    ):
+        lines = data.get(name) or []
+        if lines:
+            st.caption(f"**{heading}**\n" + "".join(f"\n- {plain(line)}" for line in lines))
+
+
+def parts(breakdown: Breakdown, most: int = 9) -> list[tuple[str, float]]:
+    """A few parts that make the whole, for a chart: the largest are opened until there are `most` of them."""
+    found: list[tuple[str, Component, int]] = [("", breakdown.root, 1)]
+    while True:
+        opened = [each for each in found if each[1].children and len(found) + len(each[1].children) - 1 <= most]
+        if not opened:
+            break
+        path, part, copies = max(opened, key=lambda each: each[1].total * each[2])
+        at = found.index((path, part, copies))
+        prefix = f"{path}/" if path else ""
+        found[at : at + 1] = [(prefix + child.name, child, copies * part.count) for child in part.children]
+    return [(_short(path), part.total * copies) for path, part, copies in found if part.total]
