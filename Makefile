@@ -79,6 +79,6 @@ $(VENV)/.measuring-ready: requirements.txt | $(VENV)/.pages-ready
 	done; \
 	trap 'rm -f '$$lock EXIT; \
 	if [ $@ -nt requirements.txt ]; then exit 0; fi; \
-	rm -f $(VENV)/.measuring-failed; \
+	rm -f $@ $(VENV)/.measuring-failed; \
 	echo "Installing requirements.txt (PyTorch is large: this can take minutes)"; \
 	if $(PIP) --quiet -r requirements.txt; then touch $@; else touch $(VENV)/.measuring-failed; exit 1; fi

@@ -1,0 +1,225 @@
+"""The house stays as it was drawn: who imports whom, what lies at the top, and that importing a room runs nothing."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# what each room may import beside the standard library and itself
+MAY_IMPORT = {
+    "calc": {"pydantic", "numpy"},
+    "calc/sources": {"calc", "pydantic", "numpy", "huggingface_hub", "gguf", "safetensors"},
+    "kernels": {"torch", "triton"},
+    "measure": {"calc", "kernels", "torch", "triton", "transformers", "peft", "pydantic", "numpy", "safetensors"},
+    "pages": {"calc", "streamlit", "plotly", "pandas", "pydantic", "app"},
+    "app.py": {"calc", "pages", "streamlit"},
+}
+# the doors of calc import these inside the function that needs them, so that nothing else pays for it
+INSIDE_FUNCTIONS_ONLY = {"calc/sources": {"huggingface_hub", "gguf", "safetensors", "numpy"}}
+
+TOP_LEVEL = {
+    *("app.py", "calc", "kernels", "measure", "pages", "tests", "requirements.txt"),
+    *("README.md", "Makefile", "pyproject.toml", "LICENSE", ".streamlit", ".ci", ".gitignore"),
+}
+HEAVY = ("torch", "triton", "transformers", "streamlit", "pandas", "plotly", "huggingface_hub", "gguf", "peft")
+
+
+class Import(NamedTuple):
+    file: str
+    line: int
+    package: str
+    inside_function: bool
+
+
+def imports_of(source: str, file: str) -> Iterator[Import]:
+    """Every package that a file imports, also by `importlib.import_module("...")`; relative imports stay in the room."""
+
+    def visit(node: ast.AST, inside: bool) -> Iterator[Import]:
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__"):
+            names = [arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+        for name in names:
+            yield Import(file, node.lineno, name.split(".")[0], inside)
+        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, inside)
+
+    yield from visit(ast.parse(source, file), False)
+
+
+def room_of(file: str) -> str:
+    return max((room for room in MAY_IMPORT if file == room or file.startswith(room + "/")), key=len)
+
+
+def python_files() -> list[Path]:
+    files = [path for room in ("calc", "kernels", "measure", "pages") for path in sorted((ROOT / room).rglob("*.py"))]
+    return [*files, *ROOT.glob("app.py")]
+
+
+def strangers(source: str, file: str) -> list[str]:
+    """The imports that break the house's rules, each as one line."""
+    room = room_of(file)
+    own = room.split("/")[0].removesuffix(".py")
+    wrong = []
+    for found in imports_of(source, file):
+        where = f"{file}:{found.line} imports {found.package}"
+        if found.package in sys.stdlib_module_names or found.package == own:
+            continue
+        if found.package not in MAY_IMPORT[room]:
+            wrong.append(f"{where}, and {room} may not")
+        elif found.package in INSIDE_FUNCTIONS_ONLY.get(room, ()) and not found.inside_function:
+            wrong.append(f"{where} at its top; {room} imports it inside the function that needs it")
+    return wrong
+
+
+@pytest.mark.parametrize("path", python_files(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_room_reaches_into_another(path):
+    assert strangers(path.read_text(encoding="utf-8"), path.relative_to(ROOT).as_posix()) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("calc/units.py", "import torch"),
+        ("calc/units.py", "def f():\n    from streamlit import cache_data"),
+        ("calc/units.py", "import measure.devices"),
+        ("calc/units.py", "import importlib\nimportlib.import_module('torch.nn')"),
+        ("calc/sources/hub.py", "import huggingface_hub"),
+        ("calc/parameters.py", "def f():\n    import gguf"),
+        ("kernels/copy.py", "from calc.units import GB"),
+        ("measure/devices.py", "import streamlit"),
+        ("pages/kv_cache.py", "import measure.devices"),
+        ("pages/ui/charts.py", "import torch"),
+        ("app.py", "import measure"),
+    ],
+)
+def test_the_rule_catches_a_room_that_reaches_into_another(file, source):
+    assert len(strangers(source, file)) == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("calc/sources/hub.py", "def fetch():\n    import huggingface_hub"),
+        ("calc/units.py", "import json\nfrom calc.errors import InputError\nfrom . import dtypes"),
+        ("measure/run.py", "import torch\nfrom kernels.copy import copy\nfrom calc.units import GB"),
+        ("pages/kv_cache.py", "if __name__ == '__main__':\n    from app import main\n    main()"),
+    ],
+)
+def test_the_rule_allows_what_the_house_allows(file, source):
+    assert strangers(source, file) == []
+
+
+def tracked_top_level() -> set[str]:
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    if listing.returncode == 0 and listing.stdout:
+        return {name.split("/")[0] for name in listing.stdout.decode().split("\0") if name}
+    return {path.name for path in ROOT.iterdir()} & TOP_LEVEL  # an archive without its history
+
+
+def test_the_top_level_holds_what_the_house_has_and_nothing_else():
+    assert tracked_top_level() - TOP_LEVEL == set()
+
+
+# prints, as the last line of its output, which heavy packages a piece of code has loaded
+_PROBE = "\nimport json, sys; print(json.dumps([name for name in {heavy!r} if name in sys.modules]))"
+
+
+def run_python(code: str) -> tuple[list[str], str]:
+    """Runs code in a fresh process: the heavy packages it loaded, and whatever else it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", code + _PROBE.format(heavy=HEAVY)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    *printed, last = done.stdout.splitlines()
+    return json.loads(last), "\n".join([*printed, done.stderr]).strip()
+
+
+def test_importing_calc_runs_nothing_and_loads_nothing_heavy():
+    loaded, printed = run_python("import calc, calc.__main__")
+    assert loaded == []
+    assert printed == ""
+
+
+@pytest.mark.torch
+def test_importing_measure_runs_nothing_and_never_loads_the_web():
+    loaded, printed = run_python("import measure, measure.__main__")
+    assert printed == ""
+    assert not {"streamlit", "pandas", "plotly"} & set(loaded)
+
+
+@pytest.mark.parametrize("command", ["params llama-2-7b --format json", "gpus", "models"])
+def test_the_command_line_answers_without_torch_or_the_web(command):
+    code = (
+        "import contextlib, io, runpy, sys\n"
+        f"sys.argv = ['calc', *{command.split()!r}]\n"
+        "out = io.StringIO()\n"
+        "with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):\n"
+        "    runpy.run_module('calc', run_name='__main__')\n"
+        "assert out.getvalue().strip(), 'no answer'"
+    )
+    loaded, printed = run_python(code)
+    assert loaded == []
+    assert printed == ""
+
+
+def test_the_web_process_never_loads_torch():
+    pages = sorted(path.stem for path in (ROOT / "pages").glob("*.py") if path.stem != "__init__")
+    assert pages
+    loaded, _ = run_python("import app, importlib\n" + "\n".join(f"import pages.{page}" for page in pages))
+    assert not {"torch", "triton", "transformers", "peft"} & set(loaded)
+
+
+def requirements() -> list[str]:
+    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def test_requirements_are_pinned_without_local_versions():
+    for line in requirements():
+        assert re.fullmatch(r"[A-Za-z0-9_-]+==[0-9][0-9.]*(; .+)?", line), line
+    assert "torch==2.13.0" in requirements()
+    assert 'triton==3.7.1; sys_platform == "linux"' in requirements()
+
+
+def test_what_the_pages_need_stands_above_the_mark_where_make_run_installs_it_first():
+    above = (ROOT / "requirements.txt").read_text(encoding="utf-8").split("# --- measuring and testing")[0]
+    names = set(re.findall(r"^([A-Za-z0-9_-]+)==", above, re.MULTILINE))
+    needed = {
+        found.package
+        for path in python_files()
+        if room_of(path.relative_to(ROOT).as_posix()) not in ("kernels", "measure")
+        for found in imports_of(path.read_text(encoding="utf-8"), str(path))
+    }
+    rooms = {"calc", "pages", "app"}
+    assert needed - sys.stdlib_module_names - rooms <= names
+    assert not names & {"torch", "triton", "transformers", "peft"}
+
+
+def test_the_app_listens_here_only_and_tells_nobody():
+    config = tomllib.loads((ROOT / ".streamlit" / "config.toml").read_text(encoding="utf-8"))
+    assert config["server"]["address"] == "localhost"
+    assert config["server"]["port"] == 8501
+    assert config["server"]["maxUploadSize"] <= 5
+    assert config["browser"]["gatherUsageStats"] is False
+    assert set(config["theme"]["light"]) == set(config["theme"]["dark"])
