@@ -5,9 +5,8 @@ A new family is a function of a few lines over `common`, and one row in its modu
 
 from __future__ import annotations
 
-from calc.model.families import decoders, deepseek4, dense, gpt, latent, mixtures, sparse
+from calc.model.families import decoders, deepseek4, dense, gpt, hybrid, latent, mixtures, sparse
 from calc.model.families.base import Family
 
-FAMILIES: dict[str, Family] = {
-    name: family for module in (decoders, deepseek4, dense, gpt, latent, mixtures, sparse) for name, family in module.FAMILIES.items()
-}
+_MODULES = (decoders, deepseek4, dense, gpt, hybrid, latent, mixtures, sparse)
+FAMILIES: dict[str, Family] = {name: family for module in _MODULES for name, family in module.FAMILIES.items()}

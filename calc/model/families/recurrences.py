@@ -1,0 +1,102 @@
+"""Mixers with a state of fixed size: Mamba 1 and 2, the gated delta rule, KDA, short convolutions.
+
+FLOPs are those of the recurrent form, one multiply or add each, beyond the projections: what one token does to the state.
+"""
+
+from __future__ import annotations
+
+from calc.model.mixers import Recurrence
+from calc.model.weights import Dim, Norm, Split, State, Weight, dim, linear
+
+
+def conv_state(channels: Dim, kernel: Dim) -> State:
+    """What transformers keeps of a causal convolution: the last `kernel` inputs of each channel."""
+    return State("convolution", channels * kernel)
+
+
+def _conv(channels: Dim, kernel: Dim, bias: bool) -> tuple[Weight, ...]:
+    weight = Weight("convolution", (channels, kernel))
+    return (weight, Weight("convolution_bias", (channels,))) if bias else (weight,)
+
+
+def _times(number: int, *dims: Dim) -> Dim:
+    product = dim(str(number), number)
+    for each in dims:
+        product = product * each
+    return product
+
+
+def gated_delta_net(
+    h: Dim, key_heads: Dim, value_heads: Dim, key_dim: Dim, value_dim: Dim, kernel: Dim, split: bool = True
+) -> Recurrence:
+    """Gated delta net (arXiv 2412.06464): S <- a S + b k (v - S^T k)^T, o = S^T q. 7 FLOPs an element of the state.
+
+    `split` tells the projections' names: Qwen3.5 has four (in_proj_qkv, _z, _b, _a), Qwen3-Next two (in_proj_qkvz, _ba).
+    """
+    keys, values = key_heads * key_dim, value_heads * value_dim
+    mixed = keys + keys + values
+    names = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+    qkv, z, b, a = names if split else ("in_proj_qkvz", "in_proj_qkvz", "in_proj_ba", "in_proj_ba")
+    state = value_heads * key_dim * value_dim
+    weights = (
+        *linear("query_key_value", qkv, mixed, h, Split.OUTPUT),
+        *linear("gate", z, values, h, Split.OUTPUT),
+        *linear("beta", b, value_heads, h, Split.OUTPUT),
+        *linear("decay", a, value_heads, h, Split.OUTPUT),
+        *_conv(mixed, kernel, bias=False),
+        Weight("decay_bias", (value_heads,)),
+        Weight("decay_rate", (value_heads,)),
+        *Norm("norm", value_dim).weights,
+        *linear("output", "out_proj", h, values, Split.INPUT),
+    )
+    states = (conv_state(mixed, kernel), State("delta_state", state, "fp32"))
+    flops = _times(7, state) + _times(2, kernel, mixed)
+    return Recurrence("delta_net", weights, states, flops, mixed + mixed + values + value_heads + value_heads)
+
+
+def mamba2(
+    h: Dim, heads: Dim, head_dim: Dim, groups: Dim, state: Dim, kernel: Dim, *, bias: bool, conv_bias: bool, norm: bool = True
+) -> Recurrence:
+    """Mamba 2 (arXiv 2405.21060): S <- a S + dt x B^T, y = S C + D x. 5 FLOPs an element of the state."""
+    inner = heads * head_dim
+    mixed = inner + _times(2, groups, state)
+    memory = inner * state
+    weights = (
+        *linear("input", "in_proj", inner + mixed + heads, h, Split.OUTPUT, bias),
+        *_conv(mixed, kernel, conv_bias),
+        Weight("step_bias", (heads,)),
+        Weight("decay_rate", (heads,)),
+        Weight("skip", (heads,)),
+        *(Norm("norm", inner).weights if norm else ()),
+        *linear("output", "out_proj", h, inner, Split.INPUT, bias),
+    )
+    states = (conv_state(mixed, kernel), State("ssm_state", memory))
+    flops = _times(5, memory) + _times(2, kernel, mixed) + _times(2, inner)
+    return Recurrence("mamba", weights, states, flops, mixed + mixed + inner + heads)
+
+
+def mamba1(
+    h: Dim, inner: Dim, state: Dim, rank: Dim, kernel: Dim, *, bias: bool, conv_bias: bool, norms: bool = False
+) -> Recurrence:
+    """Mamba (arXiv 2312.00752): the state of each channel decays by itself. 9 FLOPs an element of the state.
+
+    `norms`: Jamba's norms over the step and the two state projections.
+    """
+    extra = tuple(
+        weight
+        for name, size in (("step_norm", rank), ("input_norm", state), ("output_norm", state))
+        for weight in Norm(name, size).weights
+    )
+    weights = (
+        *linear("input", "in_proj", _times(2, inner), h, Split.OUTPUT, bias),
+        *_conv(inner, kernel, conv_bias),
+        *linear("state_projections", "x_proj", rank + _times(2, state), inner, Split.INPUT),
+        *linear("step", "dt_proj", inner, rank, Split.OUTPUT, bias=True),
+        Weight("decay_rate", (inner, state), Split.OUTPUT),
+        Weight("skip", (inner,), Split.OUTPUT),
+        *(extra if norms else ()),
+        *linear("output", "out_proj", h, inner, Split.INPUT, bias),
+    )
+    states = (conv_state(inner, kernel), State("ssm_state", inner * state, "fp32"))
+    flops = _times(9, inner, state) + _times(2, kernel, inner) + _times(2, inner)
+    return Recurrence("mamba", weights, states, flops, _times(4, inner) + rank + _times(2, state))
