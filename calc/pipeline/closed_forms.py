@@ -167,7 +167,12 @@ _FORMS: Mapping[str, tuple[_Form, ...]] = {
             lambda c: (c.p - 1) * ((c.F + c.I + c.W) + (c.I + c.W) - 3 * c.W),
             lambda c: c.p == 1,
             _DEEPSEEK,
-            (_EVEN, "a forward and the backward beside it run as one block, which hands nothing on before its end"),
+            (
+                _EVEN,
+                "F, I and W are equal",
+                "a forward and the backward beside it run as one block, which hands nothing on before its end; the simulation "
+                "runs one after the other and hands each on at its end, which leaves less of a bubble",
+            ),
         ),
         _Form("in_flight", r"2 \cdot <p> + 1", lambda c: 2 * c.p + 1, lambda c: c.m > 2 * c.p, _DEEPSEEK, (_HELD,)),
     ),
