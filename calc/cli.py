@@ -23,7 +23,7 @@ _GPU_FLAGS = (
 )
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """argparse that complains as everything else does: an InputError, one line, exit 2."""
 
     def error(self, message: str) -> NoReturn:
@@ -72,7 +72,7 @@ def add_gpu_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _answer(command: Command, argv: Sequence[str]) -> str:
-    parser = _Parser(prog=f"python -m calc {command.name}", description=command.help, allow_abbrev=False)
+    parser = Parser(prog=f"python -m calc {command.name}", description=command.help, allow_abbrev=False)
     if command.takes_model:
         parser.add_argument(
             "MODEL", help="a catalogue name, a path to a config.json or its folder, or - for standard input"
@@ -116,9 +116,9 @@ def _formatted(answer: Answer, form: str) -> str:
     parts = [(row.path, f"{row.value:,}", show_value(row.value, unit)) for row in answer.breakdown.rows()]
     remarks = [f"{key}: {text}" for key in ("assumptions", "notes", "unread") for text in data.get(key, ())]
     if form == "markdown":
-        tables = [_markdown(("quantity", "value"), summary), _markdown(("path", unit, ""), parts)]
+        tables = [markdown(("quantity", "value"), summary), markdown(("path", unit, ""), parts)]
         return "\n\n".join([*tables, "\n".join(f"- {remark}" for remark in remarks)]).rstrip()
-    return "\n\n".join(filter(None, [_columns(summary), _columns(parts), "\n".join(remarks)]))
+    return "\n\n".join(filter(None, [aligned(summary), aligned(parts), "\n".join(remarks)]))
 
 
 def _is_scalar(value: object) -> bool:
@@ -141,7 +141,7 @@ def _cell(key: str, value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _columns(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
+def aligned(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
     """Aligned columns: numbers to the right, text to the left."""
     table = [header, *rows] if header else rows
     if not table:
@@ -161,7 +161,7 @@ def _columns(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
 
@@ -205,8 +205,8 @@ def _in(value: float | None, unit: int) -> float | None:
     return None if value is None else round(value / unit, 2)
 
 
-def _list_parser(name: str) -> _Parser:
-    parser = _Parser(prog=f"python -m calc {name}", description=f"The catalogue of {name}.", allow_abbrev=False)
+def _list_parser(name: str) -> Parser:
+    parser = Parser(prog=f"python -m calc {name}", description=f"The catalogue of {name}.", allow_abbrev=False)
     parser.add_argument("--search", default="", metavar="TEXT", help="only names that hold this text")
     _add_format(parser)
     return parser
@@ -230,7 +230,7 @@ def _listing(rows: list[dict[str, Any]], argv: Sequence[str], columns: tuple[str
         )
         for row in rows
     ]
-    return _markdown(columns, cells) if form == "markdown" else _columns(cells, columns)
+    return markdown(columns, cells) if form == "markdown" else aligned(cells, columns)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

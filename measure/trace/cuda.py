@@ -45,7 +45,16 @@ FP32_OPERATORS = (
     "logsumexp",
 )
 # Operators that it runs with dtype=fp32 unless the caller named one (AT_FORALL_FP32_SET_OPT_DTYPE).
-FP32_OUTPUT_OPERATORS = ("prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "sum", "sum.dim_IntList")
+FP32_OUTPUT_OPERATORS = (
+    "prod",
+    "prod.dim_int",
+    "softmax.int",
+    "log_softmax.int",
+    "cumprod",
+    "cumsum",
+    "sum",
+    "sum.dim_IntList",
+)
 
 _MASK_ALIGNMENT = 16  # elements; the efficient kernel's bias (mem_eff_alignment in ATen's transformers/attention.cpp)
 _FLASH_HEAD_LIMIT = 256
@@ -123,7 +132,9 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, is_causa
     if head % 8:
         padding = (0, 8 - head % 8)
         query, key, value = (torch.nn.functional.pad(tensor, padding) for tensor in (query, key, value))
-    result = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)
+    result = torch.ops.aten._scaled_dot_product_flash_attention(
+        query, key, value, dropout_p, is_causal, False, scale=scale
+    )
     return result[0][..., :head] if head % 8 else result[0]
 
 
@@ -184,7 +195,12 @@ def _in_fp32(operator: Callable[..., Any]) -> Callable[..., Any]:
 def _to_fp32(operator: Callable[..., Any]) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
-            if _eligible(args[0]) and kwargs.get("dtype") is None and torch.float64 not in args and len(args) < _dtype_at(operator):
+            if (
+                _eligible(args[0])
+                and kwargs.get("dtype") is None
+                and torch.float64 not in args
+                and len(args) < _dtype_at(operator)
+            ):
                 kwargs["dtype"] = torch.float32
             return operator(*args, **kwargs)
 

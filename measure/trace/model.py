@@ -61,7 +61,9 @@ def build(raw: Mapping[str, Any], options: TraceOptions) -> nn.Module:
     try:
         config = AutoConfig.for_model(raw["model_type"], **values)
     except Exception as error:
-        raise InputError(f"model_type: transformers {transformers.__version__} cannot read this config: {error}", "model_type") from None
+        raise InputError(
+            f"model_type: transformers {transformers.__version__} cannot read this config: {error}", "model_type"
+        ) from None
     try:
         with torch.device("meta"):
             model = _instantiate(raw, config, options)
@@ -78,7 +80,10 @@ def build(raw: Mapping[str, Any], options: TraceOptions) -> nn.Module:
 
 def without_dropout(values: Mapping[str, Any]) -> dict[str, Any]:
     """The config with every dropout probability at zero."""
-    return {key: 0.0 if isinstance(value, (int, float)) and key.endswith(_DROPOUTS) else value for key, value in values.items()}
+    return {
+        key: 0.0 if isinstance(value, (int, float)) and key.endswith(_DROPOUTS) else value
+        for key, value in values.items()
+    }
 
 
 def _instantiate(raw: Mapping[str, Any], config: Any, options: TraceOptions) -> nn.Module:
@@ -97,7 +102,11 @@ def _with_adapters(model: nn.Module, options: TraceOptions) -> nn.Module:
     if targets == ["all-linear"]:
         targets = "all-linear"
     adapters = LoraConfig(
-        r=options.lora_rank, target_modules=targets, use_dora=options.method == "dora", task_type="CAUSAL_LM", lora_dropout=0.0
+        r=options.lora_rank,
+        target_modules=targets,
+        use_dora=options.method == "dora",
+        task_type="CAUSAL_LM",
+        lora_dropout=0.0,
     )
     try:
         adapted = get_peft_model(model, adapters)  # type: ignore[arg-type]

@@ -26,7 +26,11 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "rmsprop": ("RMSprop", {}),
     "rprop": ("Rprop", {}),
 }
-KERNELS: dict[str, dict[str, bool]] = {"foreach": {"foreach": True}, "loop": {"foreach": False}, "fused": {"fused": True}}
+KERNELS: dict[str, dict[str, bool]] = {
+    "foreach": {"foreach": True},
+    "loop": {"foreach": False},
+    "fused": {"fused": True},
+}
 FUSED = ("adamw", "adam", "sgd", "momentum", "adagrad")
 
 

@@ -13,7 +13,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _MAIN_SEQUENCES = 2**62  # AccumulateGrad's sequence number lies above; real ones below
-_QUERIES = {torch.ops.prim.device.default, torch.ops.aten.detach.default}  # make no storage, and are no operation of the model
+_QUERIES = {
+    torch.ops.prim.device.default,
+    torch.ops.aten.detach.default,
+}  # make no storage, and are no operation of the model
 _SCALAR_READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default}
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from calc.breakdown import Breakdown, Component
-from calc.units import show_bytes
 from measure.trace.model import Stack
 from measure.trace.recorder import Storage
 from measure.trace.timeline import Key, Peak, path_of
@@ -35,7 +34,10 @@ class SavedRow:
 
 @dataclass(frozen=True, slots=True)
 class TraceResult:
-    """The observed bytes of one step on one device. `phases` has `forward`, `backward` and `step`; `alive` is the peak instant."""
+    """The observed bytes of one step on one device. `phases` has `forward`, `backward` and `step`; `alive` is the peak instant.
+
+    `witness` names the program that was run. What no tensor shows (context, fragmentation) is None in the JSON.
+    """
 
     parameters_bytes: int
     gradients_bytes: int
@@ -46,6 +48,7 @@ class TraceResult:
     saved: tuple[SavedRow, ...]
     layers: int
     layers_run: int
+    witness: str
     assumptions: tuple[str, ...] = field(default=())
 
     @property
@@ -76,10 +79,12 @@ class TraceResult:
             "gradients_bytes": self.gradients_bytes,
             "optimizer_bytes": self.optimizer_bytes,
             "activations_bytes": self.activations_bytes,
+            "overhead_bytes": dict.fromkeys(("context", "nccl", "workspace", "fragmentation")),
+            **dict.fromkeys(("reserved_bytes", "driver_bytes", "gpu_memory_bytes", "fits", "headroom_bytes")),
             "layers": self.layers,
             "layers_run": self.layers_run,
             "saved": [_row(row) for row in self.saved],
-            "components": self.breakdown().components(),
+            "components": [{**row, "source": self.witness} for row in self.breakdown().components()],
             "assumptions": list(self.assumptions),
         }
 
@@ -135,18 +140,3 @@ def by_phase(peaks: Mapping[str, Peak]) -> dict[str, Peak]:
         if phase not in best or peak.nbytes > best[phase].nbytes:
             best[phase] = peak
     return best
-
-
-def ledger(result: TraceResult, unit: int) -> str:
-    """The ledger as text, with each row in bytes and in units of `unit` bytes (s·b·h, say)."""
-    lines = []
-    for layer in dict.fromkeys(row.layer for row in result.saved):
-        rows = [row for row in result.saved if row.layer == layer]
-        total = sum(row.nbytes for row in rows)
-        where = "outside the layers" if layer is None else f"layer {layer} (stands for {rows[0].count})"
-        lines.append(f"{where}: {total:,} bytes, {total / unit:.4f} s·b·h, {show_bytes(total)}")
-        for row in rows:
-            shape = "×".join(map(str, row.shape)) or "scalar"
-            saver = f"{row.module or '(model)'} {row.op}"
-            lines.append(f"  {saver:<58} {row.dtype:<9} {shape:<20} {row.nbytes:>15,} {row.nbytes / unit:>9.4f}  from {row.made_by}")
-    return "\n".join(lines)

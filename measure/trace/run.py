@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
+
+import torch
+import transformers
 
 from measure.trace.cuda import cuda_choices
 from measure.trace.model import build, cut, find_stack, quiet
@@ -20,22 +23,24 @@ _ASSUMPTIONS = (
 )
 
 
-def trace_step(config: Mapping[str, Any], options: TraceOptions) -> TraceResult:
-    """Run two training steps of the config's model with fake tensors and report the second, in bytes of one device.
+Progress = Callable[[str], None]
 
-    Layers alike are run a few times and laid together to the whole; a model whose layers cannot be is run whole.
-    InputError when transformers or torch cannot build or run what is asked.
-    """
+
+def traced(config: Mapping[str, Any], options: TraceOptions, progress: Progress) -> TraceResult:
+    """See `measure.trace.trace_step`."""
     try:
-        return _trace(config, options)
-    except Unextendable:
-        return _trace(config, replace(options, layers=0))
+        return _trace(config, options, progress)
+    except Unextendable as reason:
+        progress(f"running every layer: {reason}")
+        return _trace(config, replace(options, layers=0), progress)
 
 
-def _trace(config: Mapping[str, Any], options: TraceOptions) -> TraceResult:
+def _trace(config: Mapping[str, Any], options: TraceOptions, progress: Progress) -> TraceResult:
     with quiet(), cuda_choices():
+        progress("building the model without memory")
         model = build(config, options)
         stack = find_stack(model, options.layers)
+        progress(f"running two steps, {len(stack.run)} of {len(stack.kinds)} layers")
         cut(model, stack)
         seen = run_steps(model, stack, options)
     before = states(seen.before, stack)
@@ -54,6 +59,7 @@ def _trace(config: Mapping[str, Any], options: TraceOptions) -> TraceResult:
         saved=saved_rows(seen.after_forward, stack),
         layers=len(stack.kinds),
         layers_run=len(stack.run),
+        witness=f"observed: {type(model).__name__}, transformers {transformers.__version__}, torch {torch.__version__}",
         assumptions=_ASSUMPTIONS,
     )
 

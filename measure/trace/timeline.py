@@ -77,7 +77,9 @@ def _followers(layer: int, stack: Stack, forward: bool) -> Iterable[int]:
         yield index
 
 
-def _blocks(runs: Sequence[tuple[tuple[str, int | None], list[Event]]]) -> list[tuple[tuple[str, int | None], list[Event]]]:
+def _blocks(
+    runs: Sequence[tuple[tuple[str, int | None], list[Event]]],
+) -> list[tuple[tuple[str, int | None], list[Event]]]:
     """Runs joined so that each layer has one block in each phase; what lies between two runs of a layer joins it."""
     blocks: list[tuple[tuple[str, int | None], list[Event]]] = []
     for place, events in runs:
@@ -111,7 +113,9 @@ def states(storages: Iterable[Storage], stack: Stack) -> Counter[Key]:
     held: Counter[Key] = Counter()
     for storage in storages:
         if storage.category != "host":
-            held[key_of(storage)] += storage.nbytes * (counts[storage.site.layer] if storage.site.layer is not None else 1)
+            held[key_of(storage)] += storage.nbytes * (
+                counts[storage.site.layer] if storage.site.layer is not None else 1
+            )
     return held
 
 

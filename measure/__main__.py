@@ -1,0 +1,8 @@
+"""`python -m measure`: the same answers, observed."""
+
+import sys
+
+from measure.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
