@@ -8,6 +8,16 @@ from calc.model.weights import Dim, Norm, Part, Split, State, Weight, dim, linea
 
 
 @dataclass(frozen=True, slots=True)
+class Indexer:
+    """DeepSeek's sparse-attention indexer: its own small heads choose the `topk` keys that a query attends to."""
+
+    heads: int
+    head_dim: int
+    topk: int
+    weights: tuple[Weight, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """Softmax attention: MHA, GQA and MQA, whole or over a window.
 
@@ -36,6 +46,7 @@ class Attention:
     key_is_value: bool = False
     softcap: bool = False
     extra: tuple[Weight, ...] = ()
+    indexer: Indexer | None = None
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -55,17 +66,10 @@ class Attention:
             weights += norm.weights if norm else ()
         if self.sinks:
             weights.append(Weight("sinks", (a,), Split.OUTPUT))
-        return (Part("attention", (*weights, *self.extra)),)
-
-
-@dataclass(frozen=True, slots=True)
-class Indexer:
-    """DeepSeek's sparse-attention indexer: its own small heads choose the `topk` keys that a query attends to."""
-
-    heads: int
-    head_dim: int
-    topk: int
-    weights: tuple[Weight, ...]
+        parts = [Part("attention", (*weights, *self.extra))]
+        if self.indexer:
+            parts.append(Part("indexer", self.indexer.weights))
+        return tuple(parts)
 
 
 @dataclass(frozen=True, slots=True)

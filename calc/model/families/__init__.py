@@ -5,8 +5,8 @@ A new family is a function of a few lines over `common`, and one row in its modu
 
 from __future__ import annotations
 
-from calc.model.families import decoders, deepseek4, dense, gpt, hybrid, latent, mixtures, sparse
+from calc.model.families import decoders, deepseek4, dense, gpt, hybrid, latent, mimo, minimax, mixtures, pruned, sparse
 from calc.model.families.base import Family
 
-_MODULES = (decoders, deepseek4, dense, gpt, hybrid, latent, mixtures, sparse)
+_MODULES = (decoders, deepseek4, dense, gpt, hybrid, latent, mimo, minimax, mixtures, pruned, sparse)
 FAMILIES: dict[str, Family] = {name: family for module in _MODULES for name, family in module.FAMILIES.items()}
