@@ -12,6 +12,10 @@ from calc.pipeline.plan import PipelinePlan
 _EVEN = "every stage takes the same time, and sending takes none"
 _HUANG = ("GPipe, arXiv 1811.06965, section 2.3", "https://arxiv.org/abs/1811.06965")
 _NARAYANAN = ("Megatron-LM, arXiv 2104.04473, section 2.2", "https://arxiv.org/abs/2104.04473")
+_KORTHIKANTI = (
+    "Reducing Activation Recomputation, arXiv 2205.05198, section 4.2.3",
+    "https://arxiv.org/abs/2205.05198",
+)
 _LAMY = ("Breadth-First Pipeline Parallelism, arXiv 2211.05953, section 3", "https://arxiv.org/abs/2211.05953")
 _QI = ("Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 2", "https://arxiv.org/abs/2401.10241")
 _QI_V = ("Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 6", "https://arxiv.org/abs/2401.10241")
@@ -112,7 +116,7 @@ _FORMS: Mapping[str, tuple[_Form, ...]] = {
             r"\min(<m> \cdot <v>, 2 \cdot ( <p> - 1 ) + ( <v> - 1 ) \cdot <p> + 1)",
             lambda c: min(c.m * c.v, 2 * (c.p - 1) + (c.v - 1) * c.p + 1),
             lambda c: c.m % c.p == 0,
-            _NARAYANAN,
+            _KORTHIKANTI,
             (_HELD, "p divides m"),
         ),
     ),
