@@ -6,7 +6,7 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 Number = int | float
@@ -69,6 +69,17 @@ class Component:
             if child.name == name:
                 return child
         raise KeyError(name)
+
+
+def unique_names(parts: Iterable[Component]) -> tuple[Component, ...]:
+    """The parts in order, each under its own name: a second `dense` becomes `dense_2`, so that paths stay unique."""
+    seen: dict[str, int] = {}
+    named = []
+    for part in parts:
+        seen[part.name] = seen.get(part.name, 0) + 1
+        again = seen[part.name] > 1
+        named.append(replace(part, name=f"{part.name}_{seen[part.name]}") if again else part)
+    return tuple(named)
 
 
 class Row(NamedTuple):

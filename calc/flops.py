@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from calc.breakdown import Component, Formula, Number
+from calc.breakdown import Component, Formula, Number, unique_names
 from calc.errors import InputError
 from calc.model.mixers import Attention, Indexer, LatentAttention, Mixer, Recurrence
 from calc.model.spec import Layer, ModelSpec
@@ -66,18 +66,7 @@ def _stack(kinds: list[Component]) -> Component:
     kinds = [kind for kind in kinds if kind.children]
     if len(kinds) == 1:
         return Component("layers", children=kinds[0].children, count=kinds[0].count)
-    return Component("layers", children=unique(kinds))
-
-
-def unique(parts: list[Component]) -> tuple[Component, ...]:
-    """The parts with unique names, in order: a second `dense` becomes `dense_2`."""
-    seen: dict[str, int] = {}
-    named = []
-    for part in parts:
-        seen[part.name] = seen.get(part.name, 0) + 1
-        name = f"{part.name}_{seen[part.name]}" if seen[part.name] > 1 else part.name
-        named.append(Component(name, part.value, part.children, part.count, part.formula, part.numbers))
-    return tuple(named)
+    return Component("layers", children=unique_names(kinds))
 
 
 @lru_cache(maxsize=64)
@@ -90,7 +79,7 @@ def _matmuls(spec: ModelSpec) -> tuple[tuple[Component, ...], ...]:
 
 def _part(part: Part) -> Component:
     leaves = [_matmul(weight) for weight in part.weights if weight.matmul]
-    return Component(part.name, children=unique(leaves), count=part.active)
+    return Component(part.name, children=unique_names(leaves), count=part.active)
 
 
 def _matmul(weight: Weight) -> Component:

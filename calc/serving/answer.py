@@ -1,0 +1,179 @@
+"""The `serve` answer: weights, cache and activations on one GPU, how much fits, and how fast it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from calc.breakdown import Breakdown, Component, unique_names
+from calc.errors import InputError
+from calc.hardware import Gpu
+from calc.model.mixers import Attention, LatentAttention
+from calc.model.spec import ModelSpec
+from calc.serving.cache import Cache, cache_of
+from calc.serving.capacity import Capacity, logical
+from calc.serving.plan import ServingPlan, check_layout
+from calc.serving.speed import Speed, speed
+from calc.serving.stages import Load, loads
+from calc.serving.weights import StoredWeights, stored_weights
+from calc.units import ceil_div
+
+ENGINES = {"logical": logical}
+
+
+@dataclass(frozen=True, slots=True)
+class ServingAnswer:
+    """Bytes on one GPU of the stage that carries the most; `capacity` is that of the stage with the least room.
+
+    `kv_bytes` is the cache of all sequences. `blocks_per_sequence` and `wasted_slots` are PagedAttention's for one sequence of
+    `context` tokens. `mha_ratio`: the growing cache if every query head had its own keys and values, over this one.
+    `saved_flops_per_step`: what projecting all keys and values anew in each step would cost.
+    """
+
+    spec: ModelSpec
+    plan: ServingPlan
+    gpu: Gpu | None
+    breakdown: Breakdown
+    stage: int
+    weights_bytes: int
+    kv_bytes_per_token: int
+    kv_fixed_bytes: int
+    kv_bytes_per_sequence: int
+    kv_bytes: int
+    activation_bytes: int
+    blocks_per_sequence: int
+    wasted_slots: int
+    mha_ratio: float | None
+    saved_flops_per_step: int
+    capacity: Capacity
+    speed: Speed
+    notes: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The answer with the keys of `python -m calc serve`."""
+        return {
+            "model": self.spec.name,
+            "gpu": self.gpu.name if self.gpu else None,
+            "gpu_memory_bytes": self.gpu.memory_bytes if self.gpu else None,
+            "engine": self.plan.engine,
+            "stage": self.stage,
+            "weights_bytes": self.weights_bytes,
+            "kv_bytes_per_token": self.kv_bytes_per_token,
+            "kv_fixed_bytes": self.kv_fixed_bytes,
+            "kv_bytes_per_sequence": self.kv_bytes_per_sequence,
+            "kv_bytes": self.kv_bytes,
+            "activation_bytes": self.activation_bytes,
+            "kv_budget_bytes": self.capacity.budget,
+            "kv_blocks": self.capacity.blocks,
+            "kv_tokens": self.capacity.tokens,
+            "max_concurrency": self.capacity.concurrency,
+            "fits": self.capacity.fits,
+            "blocks_per_sequence": self.blocks_per_sequence,
+            "wasted_slots": self.wasted_slots,
+            "mha_ratio": self.mha_ratio,
+            "saved_flops_per_step": self.saved_flops_per_step,
+            "ttft_s": self.speed.ttft_s,
+            "tpot_s": self.speed.tpot_s,
+            "tokens_per_s": self.speed.tokens_per_s,
+            "bound": self.speed.bound,
+            "weights_read_bytes": self.speed.weights_read_bytes,
+            "kv_read_bytes": self.speed.kv_read_bytes,
+            "components": self.breakdown.components(),
+            "assumptions": list(self.spec.assumptions),
+            "notes": list(self.notes),
+        }
+
+
+def serve(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None = None) -> ServingAnswer:
+    """Memory and speed of serving a model.
+
+    The budget of the cache is GPU memory x utilisation - weights - activations, unless `plan.kv_memory_gib` states it. InputError
+    when the layout does not divide the model, or for an engine whose rules are not known here.
+    """
+    if plan.engine not in ENGINES:
+        raise InputError.of("engine", plan.engine, f"the engines whose rules are known here: {', '.join(ENGINES)}")
+    check_layout(spec, plan)
+    stored = stored_weights(spec, plan.weights, plan.tp)
+    cache = cache_of(spec, plan)
+    stages = loads(spec, plan, gpu, stored, cache)
+    most = max(stages, key=lambda load: load.total(plan.concurrency))
+    blocks = ceil_div(plan.context, plan.block_size)
+    pace = speed(spec, plan, gpu, stored, cache)
+    return ServingAnswer(
+        spec=spec,
+        plan=plan,
+        gpu=gpu,
+        breakdown=Breakdown(_tree(spec, plan, stored, cache, most), "bytes"),
+        stage=most.stage,
+        weights_bytes=most.weights,
+        kv_bytes_per_token=cache.token_bytes(most.counts),
+        kv_fixed_bytes=cache.fixed_bytes(most.counts),
+        kv_bytes_per_sequence=most.sequence,
+        kv_bytes=plan.concurrency * most.sequence,
+        activation_bytes=most.activation_bytes,
+        blocks_per_sequence=blocks,
+        wasted_slots=blocks * plan.block_size - plan.context,
+        mha_ratio=mha_ratio(spec),
+        saved_flops_per_step=plan.concurrency * saved_flops(spec, plan.context),
+        capacity=ENGINES[plan.engine](plan, gpu, cache, stages),
+        speed=pace,
+        notes=tuple(_notes(spec, plan, gpu, pace)),
+    )
+
+
+def _tree(spec: ModelSpec, plan: ServingPlan, stored: StoredWeights, cache: Cache, load: Load) -> Component:
+    """weights, state and activations of one GPU; the state once for each sequence."""
+    kinds = cache.components(spec, load.counts)
+    if len(kinds) == 1:
+        kinds = (Component("layers", children=kinds[0].children, count=kinds[0].count),)
+    parts = (
+        Component("weights", children=stored.stage(load.layers, plan.pp)),
+        Component("state", children=unique_names(kinds), count=plan.concurrency),
+        Component("activations", children=load.activations),
+    )
+    return Component("serving", children=tuple(part for part in parts if part.children))
+
+
+def mha_ratio(spec: ModelSpec) -> float | None:
+    """The growing cache of multi-head attention with these heads, over the model's own: 1 for MHA, a/k for GQA, a for MQA."""
+    full = own = 0
+    for kind, count in zip(spec.layers.kinds, spec.layers.counts, strict=True):
+        mixer = kind.mixer
+        if isinstance(mixer, Attention | LatentAttention) and mixer.causal:
+            full += count * mixer.num_attention_heads * (mixer.head_dim + mixer.v_head_dim)
+        if isinstance(mixer, Attention) and mixer.causal and not mixer.shares_kv:
+            own += count * mixer.num_key_value_heads * (mixer.head_dim + mixer.v_head_dim)
+        elif isinstance(mixer, LatentAttention) and mixer.causal:
+            own += count * (mixer.kv_lora_rank + mixer.qk_rope_head_dim)
+    return full / own if own else None
+
+
+_PROJECTIONS = frozenset(("key", "value", "key_value_down", "key_value_up"))
+
+
+def saved_flops(spec: ModelSpec, tokens: int) -> int:
+    """FLOPs of projecting the keys and values of so many tokens: what a step without a cache would repeat."""
+    weights = sum(
+        count * weight.parameters
+        for parts, count in zip(spec.layers.kind_parts, spec.layers.counts, strict=True)
+        for part in parts
+        for weight in part.weights
+        if part.name == "attention" and weight.name in _PROJECTIONS and weight.matmul
+    )
+    return 2 * tokens * weights
+
+
+def _notes(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, pace: Speed) -> list[str]:
+    """What the reader must know about the figures."""
+    notes = list(pace.notes)
+    if gpu is None:
+        notes.append("no GPU chosen: what fits, and how fast, is left out")
+    elif gpu.memory_bytes is None:
+        notes.append(f"no source gives the memory of {gpu.name}")
+    elif gpu.memory_is_estimate:
+        notes.append(f"memory of {gpu.name}: {gpu.memory_note}")
+    if 0 < spec.max_position_embeddings < plan.context:
+        notes.append(f"context {plan.context:,} is beyond the model's {spec.max_position_embeddings:,} positions")
+    if pace.ttft_s is not None:
+        notes.append("times are a roofline: no communication, launches or scheduling")
+    return notes

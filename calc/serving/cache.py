@@ -1,0 +1,218 @@
+"""The KV cache: what each layer keeps of a sequence on one GPU, exact to the byte.
+
+Attention keeps keys and values of its KV heads, latent attention one latent and one rotary key, a window at most its
+own tokens, a recurrence a state of fixed size. Per layer it is affine in the tokens until a window is full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from calc.breakdown import Component, Formula, Number
+from calc.dtypes import DTYPES
+from calc.model.mixers import Attention, LatentAttention, Recurrence
+from calc.model.spec import Layer, ModelSpec
+from calc.model.weights import Split
+from calc.serving.formats import KV_ASSUMES, KV_FORMATS, Bits, plain
+from calc.serving.plan import ServingPlan
+from calc.units import ceil_div
+
+_GQA = ("GQA, arXiv 2305.13245, section 2", "https://arxiv.org/abs/2305.13245")
+_MLA = ("DeepSeek-V2, arXiv 2405.04434, section 2.1", "https://arxiv.org/abs/2405.04434")
+_WINDOW = ("Mistral 7B, arXiv 2310.06825, section 2: rolling buffer cache", "https://arxiv.org/abs/2310.06825")
+_STREAMING = ("StreamingLLM, arXiv 2309.17453, section 3", "https://arxiv.org/abs/2309.17453")
+_INDEXER = ("DeepSeek-V3.2-Exp: the indexer keeps one key a token", "https://github.com/deepseek-ai/DeepSeek-V3.2-Exp")
+_COPIED = "every tensor-parallel rank keeps a full copy"
+_WINDOW_FULL = "a window of W keeps W tokens, the newest included (Hugging Face's DynamicCache drops the oldest between steps: W - 1)"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One tensor that a layer keeps of one sequence. `elements` are of one token, or of the whole where `fixed`.
+
+    `most` is the tokens kept at most (0: all); `letter` names it. `of_prompt`: it holds the encoder's tokens instead.
+    """
+
+    name: str
+    elements: int
+    latex: str
+    numbers: tuple[tuple[str, Number], ...]
+    source: tuple[str, str]
+    assumes: tuple[str, ...] = ()
+    most: int = 0
+    letter: str = "W"
+    fixed: bool = False
+    of_prompt: bool = False
+    bits: Bits | None = None  # its own format; None: the cache's
+
+
+@lru_cache(maxsize=64)
+def kept_tensors(spec: ModelSpec, tp: int, keep_window: int, keep_sinks: int) -> tuple[tuple[Kept, ...], ...]:
+    """What each kind of layer keeps on one of `tp` ranks."""
+    return tuple(tuple(_kept(spec, kind, tp, keep_window, keep_sinks)) for kind in spec.layers.kinds)
+
+
+def _kept(spec: ModelSpec, kind: Layer, tp: int, keep_window: int, keep_sinks: int) -> Iterator[Kept]:
+    mixer = kind.mixer
+    if isinstance(mixer, Recurrence):
+        yield from _states(spec, mixer, tp)
+    elif isinstance(mixer, LatentAttention) and mixer.causal:
+        yield from _latent(mixer, tp, keep_window + keep_sinks)
+    elif isinstance(mixer, Attention) and mixer.causal and not mixer.shares_kv:
+        yield from _heads(mixer, tp, keep_window + keep_sinks)
+    if kind.cross:
+        for kept in _heads(kind.cross, tp, 0):
+            yield Kept(f"cross_{kept.name}", kept.elements, kept.latex, kept.numbers, kept.source, of_prompt=True)
+
+
+def _heads(mixer: Attention, tp: int, streamed: int) -> Iterator[Kept]:
+    most, letter, source = 0, "W", _GQA
+    assumes: tuple[str, ...] = ()
+    if mixer.window or mixer.chunk:
+        most, letter, source = mixer.window or mixer.chunk, "W" if mixer.window else "c", _WINDOW
+        assumes = (_WINDOW_FULL,)
+    elif streamed:
+        most, letter, source = streamed, "w", _STREAMING
+    k = mixer.num_key_value_heads
+    heads, latex = k, "<k>"
+    numbers: tuple[tuple[str, Number], ...] = (("k", k),)
+    if tp > 1:
+        heads, latex = max(1, k // tp), r"\max(1, \frac{<k>}{<t>})"
+        numbers = (*numbers, ("t", tp))
+    for name, size in (("keys", mixer.head_dim), ("values", mixer.v_head_dim)):
+        of_head = (*numbers, ("d", size))
+        yield Kept(name, heads * size, rf"{latex} \cdot <d>", of_head, source, assumes, most, letter)
+
+
+def _latent(mixer: LatentAttention, tp: int, streamed: int) -> Iterator[Kept]:
+    copied = (_COPIED,) if tp > 1 else ()
+    source = _STREAMING if streamed else _MLA
+    sizes = (("latent", "r_{kv}", mixer.kv_lora_rank), ("rotary_key", "d_r", mixer.qk_rope_head_dim))
+    for name, letter, size in sizes:
+        yield Kept(name, size, f"<{letter}>", ((letter, size),), source, copied, streamed, "w")
+    if mixer.indexer:
+        size = mixer.indexer.head_dim
+        yield Kept("index_key", size, "<d_I>", (("d_I", size),), _INDEXER, copied, streamed, "w")
+
+
+def _states(spec: ModelSpec, mixer: Recurrence, tp: int) -> Iterator[Kept]:
+    for state in mixer.states:
+        elements, latex = state.elements.size, state.elements.latex
+        numbers = state.elements.numbers
+        if state.split is not Split.NONE and tp > 1:
+            elements, latex = ceil_div(elements, tp), rf"\lceil \frac{{{latex}}}{{<t>}} \rceil"
+            numbers = (*numbers, ("t", tp))
+        dtype = state.dtype or spec.dtype
+        source = (f"{spec.source}: {mixer.kind} keeps one state a sequence", spec.url)
+        own = plain(DTYPES[dtype].bits)
+        yield Kept(state.name, elements, latex, numbers, source, (f"kept in {dtype}",), fixed=True, bits=own)
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """What one GPU keeps for each kind of layer, in the formats and limits of a plan."""
+
+    kinds: tuple[tuple[Kept, ...], ...]
+    bits: Bits
+    plan: ServingPlan
+
+    def tokens(self, kept: Kept, tokens: int) -> int:
+        """How many of a sequence's tokens it keeps (1 for a fixed state)."""
+        if kept.fixed:
+            return 1
+        if kept.of_prompt:
+            return self.plan.prompt_tokens
+        return min(tokens, kept.most) if kept.most else tokens
+
+    def tensor_bytes(self, kept: Kept, tokens: int) -> int:
+        """Bytes of one tensor for that many tokens in it, rounded up to whole bytes."""
+        value = (kept.bits or self.bits).value
+        return ceil_div(tokens * kept.elements * value.numerator, 8 * value.denominator)
+
+    def sequence_bytes(self, counts: tuple[int, ...], tokens: int) -> int:
+        """Bytes of one sequence of that many tokens, in so many layers of each kind."""
+        return sum(
+            count * self.tensor_bytes(kept, self.tokens(kept, tokens))
+            for kind, count in zip(self.kinds, counts, strict=True)
+            for kept in kind
+        )
+
+    def token_bytes(self, counts: tuple[int, ...]) -> int:
+        """The slope: bytes of one more token once every window is full."""
+        return sum(
+            count * self.tensor_bytes(kept, 1)
+            for kind, count in zip(self.kinds, counts, strict=True)
+            for kept in kind
+            if not (kept.most or kept.fixed or kept.of_prompt)
+        )
+
+    def fixed_bytes(self, counts: tuple[int, ...]) -> int:
+        """The constant: full windows, recurrent states, and the cache of an encoder's output."""
+        return sum(
+            count * self.tensor_bytes(kept, self.tokens(kept, kept.most))
+            for kind, count in zip(self.kinds, counts, strict=True)
+            for kept in kind
+            if kept.most or kept.fixed or kept.of_prompt
+        )
+
+    def pool_bytes(self, counts: tuple[int, ...], tokens: int, sequences: int) -> int:
+        """Bytes of `tokens` in all, spread evenly over so many sequences."""
+        total = 0
+        for kind, count in zip(self.kinds, counts, strict=True):
+            for kept in kind:
+                if kept.fixed or kept.of_prompt:
+                    total += count * sequences * self.tensor_bytes(kept, self.tokens(kept, 0))
+                else:
+                    held = min(tokens, kept.most * sequences) if kept.most else tokens
+                    total += count * self.tensor_bytes(kept, held)
+        return total
+
+    def tokens_held(self, counts: tuple[int, ...], budget: int, sequences: int) -> int | None:
+        """The most tokens that so many sequences may hold in `budget` bytes; None when no layer grows without end."""
+        if not self.token_bytes(counts):
+            return None
+        if self.pool_bytes(counts, 0, sequences) > budget:
+            return 0
+        low, high = 0, budget // self.token_bytes(counts) + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.pool_bytes(counts, middle, sequences) <= budget else (low, middle)
+        return low
+
+    def components(self, spec: ModelSpec, counts: tuple[int, ...]) -> tuple[Component, ...]:
+        """The cache of one sequence at the plan's context: a node for each kind of layer that keeps something."""
+        return tuple(
+            Component(layer.kind, children=tuple(self._leaf(kept) for kept in kind), count=count)
+            for layer, kind, count in zip(spec.layers.kinds, self.kinds, counts, strict=True)
+            if kind and count
+        )
+
+    def _leaf(self, kept: Kept) -> Component:
+        bits = kept.bits or self.bits
+        numbers: dict[str, Number] = dict(kept.numbers)
+        latex = kept.latex
+        if kept.of_prompt:
+            numbers["s_{enc}"], latex = self.plan.prompt_tokens, rf"<s_{{enc}}> \cdot {latex}"
+        elif not kept.fixed:
+            numbers["s"] = self.plan.context
+            tokens = rf"\min(<s>, <{kept.letter}>)" if kept.most else "<s>"
+            numbers |= {kept.letter: kept.most} if kept.most else {}
+            latex = rf"{tokens} \cdot {latex}"
+        if bits.value.denominator == 1 and bits.value % 8 == 0:
+            latex = rf"{latex} \cdot {bits.value // 8}"
+        else:
+            latex = rf"\lceil \frac{{{latex} \cdot {bits.latex}}}{{8}} \rceil"
+            numbers |= bits.numbers
+        assumes = kept.assumes
+        if not kept.bits and self.plan.kv_dtype in KV_ASSUMES:
+            assumes = (*assumes, KV_ASSUMES[self.plan.kv_dtype])
+        value = self.tensor_bytes(kept, self.tokens(kept, self.plan.context))
+        return Component(kept.name, value, formula=Formula(latex, *kept.source, assumes), numbers=numbers)
+
+
+def cache_of(spec: ModelSpec, plan: ServingPlan) -> Cache:
+    """The cache of a plan on one GPU."""
+    kinds = kept_tensors(spec, plan.tp, plan.keep_window, plan.keep_sinks)
+    return Cache(kinds, KV_FORMATS[plan.kv_dtype], plan)

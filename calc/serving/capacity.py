@@ -1,0 +1,53 @@
+"""How much cache a GPU has room for, by the rules of an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from calc.hardware import Gpu
+from calc.serving.cache import Cache
+from calc.serving.plan import ServingPlan
+from calc.serving.stages import Load
+from calc.units import GiB
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The cache's budget in bytes on the stage with the least room, and what it holds; None where the GPU's memory is unknown.
+
+    `tokens` is None also when no layer's cache grows with the tokens; `concurrency` is sequences of the plan's context.
+    """
+
+    budget: int | None
+    blocks: int | None
+    tokens: int | None
+    concurrency: float | None
+    fits: bool | None
+
+
+def budget_of(plan: ServingPlan, gpu: Gpu | None, load: Load) -> int | None:
+    """memory x utilisation - weights - activations, or what the plan states; below zero when the weights alone are too much."""
+    if plan.kv_memory_gib:
+        return int(Fraction(str(plan.kv_memory_gib)) * GiB)
+    if gpu is None or gpu.memory_bytes is None:
+        return None
+    allowed = int(Fraction(str(plan.gpu_memory_utilization)) * gpu.memory_bytes)
+    return allowed - load.weights - load.activation_bytes
+
+
+def logical(plan: ServingPlan, gpu: Gpu | None, cache: Cache, loads: tuple[Load, ...]) -> Capacity:
+    """The bytes of the tensors alone: tokens fill the budget to the last byte, and blocks are whole."""
+    rooms = [(load, budget) for load in loads if (budget := budget_of(plan, gpu, load)) is not None]
+    if not rooms:
+        return Capacity(None, None, None, None, None)
+    held = [cache.tokens_held(load.counts, max(0, budget), plan.concurrency) for load, budget in rooms]
+    tokens = min((count for count in held if count is not None), default=None)
+    concurrency = min((max(0, budget) / load.sequence for load, budget in rooms if load.sequence), default=None)
+    return Capacity(
+        max(0, min(budget for _, budget in rooms)),
+        None if tokens is None else tokens // plan.block_size,
+        tokens,
+        concurrency,
+        all(plan.concurrency * load.sequence <= budget for load, budget in rooms) if gpu else None,
+    )

@@ -1,0 +1,111 @@
+"""What to serve and how: the layout, the engine, the formats, and the load."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from calc.errors import InputError
+from calc.model.spec import ModelSpec
+
+MOST_TOKENS = 2**24
+
+WeightName = Literal[
+    "bf16",
+    "fp16",
+    "fp32",
+    "fp8",
+    "int8",
+    "gptq-int4",
+    "awq-int4",
+    "nf4",
+    "mxfp4",
+    "nvfp4",
+    "gguf-F16",
+    "gguf-Q8_0",
+    "gguf-Q6_K",
+    "gguf-Q5_K_M",
+    "gguf-Q5_K_S",
+    "gguf-Q4_K_M",
+    "gguf-Q4_K_S",
+    "gguf-IQ4_XS",
+    "gguf-IQ4_NL",
+    "gguf-Q4_0",
+    "gguf-Q3_K_M",
+    "gguf-Q2_K",
+]
+KVName = Literal["bf16", "fp16", "fp32", "fp8", "int8", "int4", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
+
+
+class ServingPlan(BaseModel):
+    """How a model is served. Bytes are per GPU, for the pipeline stage that needs the most."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    engine: Literal["logical", "vllm", "sglang", "llama.cpp"] = Field(
+        "logical", description="whose rules: logical is the bytes of the tensors alone"
+    )
+    tp: int = Field(1, ge=1, le=4096, description="tensor parallelism")
+    pp: int = Field(1, ge=1, le=4096, description="pipeline stages")
+    weights: WeightName = Field("bf16", description="format of the weights")
+    kv_dtype: KVName = Field("bf16", description="format of the KV cache")
+    context: int = Field(4096, ge=1, le=MOST_TOKENS, description="tokens of one sequence in the cache")
+    concurrency: int = Field(1, ge=1, le=1_000_000, description="sequences in the cache at once")
+    prompt: int = Field(0, ge=0, le=MOST_TOKENS, description="prompt tokens; 0: the context without the output")
+    output: int = Field(0, ge=0, le=MOST_TOKENS, description="tokens to generate after the prompt")
+    gpu_memory_utilization: float = Field(
+        0.92, gt=0, le=1, description="share of the GPU's memory that weights, cache and activations may take"
+    )
+    kv_memory_gib: float = Field(
+        0.0, ge=0, le=1_000_000, description="GiB for the KV cache, where known; 0: what the GPU has left"
+    )
+    block_size: int = Field(16, ge=1, le=65536, description="tokens of a cache block (PagedAttention)")
+    max_batched_tokens: int = Field(
+        0, ge=0, le=MOST_TOKENS, description="most tokens of one step; 0: vLLM's default for the GPU"
+    )
+    max_seqs: int = Field(
+        0, ge=0, le=1_000_000, description="most sequences of one step; 0: vLLM's default for the GPU"
+    )
+    keep_window: int = Field(
+        0, ge=0, le=MOST_TOKENS, description="StreamingLLM: keep only the last so many tokens; 0: keep all"
+    )
+    keep_sinks: int = Field(
+        0, ge=0, le=MOST_TOKENS, description="StreamingLLM: first tokens kept beside the window (the paper keeps 4)"
+    )
+    compute_efficiency: float = Field(
+        1.0, gt=0, le=1, description="share of the dense peak that prefill reaches; 1: roofline"
+    )
+    bandwidth_efficiency: float = Field(
+        1.0, gt=0, le=1, description="share of the memory bandwidth that decode reaches; 1: roofline"
+    )
+
+    @model_validator(mode="after")
+    def _prompt_and_output_fit(self) -> ServingPlan:
+        if self.prompt + self.output > self.context:
+            raise ValueError(
+                f"prompt ({self.prompt}) + output ({self.output}) must be at most context ({self.context})"
+            )
+        if self.keep_sinks and not self.keep_window:
+            raise ValueError(
+                f"keep_sinks ({self.keep_sinks}) needs a keep_window above 0; keep_window is {self.keep_window}"
+            )
+        return self
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The prompt: as given, or what the output leaves of the context."""
+        return self.prompt or max(1, self.context - self.output)
+
+
+def check_layout(spec: ModelSpec, plan: ServingPlan) -> None:
+    """InputError unless heads, KV heads and layers divide as the layout asks."""
+    for kind in spec.layers.kinds:
+        heads = getattr(kind.mixer, "num_attention_heads", None)
+        kv = getattr(kind.mixer, "num_key_value_heads", None)
+        if heads and heads % plan.tp:
+            raise InputError(f"tp ({plan.tp}) must divide num_attention_heads ({heads})", "tp")
+        if kv and kv % plan.tp and plan.tp % kv:
+            raise InputError(f"tp ({plan.tp}) must divide num_key_value_heads ({kv}), or be a multiple of it", "tp")
+    if plan.pp > spec.num_hidden_layers:
+        raise InputError(f"pp ({plan.pp}) must be at most num_hidden_layers ({spec.num_hidden_layers})", "pp")
