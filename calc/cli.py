@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from calc.breakdown import to_csv
-from calc.commands import COMMANDS, Answer, Command, choices, flag, is_switch
+from calc.commands import COMMANDS, Answer, Command, choices, flag, is_switch, word
 from calc.errors import InputError, validated
 from calc.units import GB, TB, GiB, show_value
 
@@ -55,7 +55,7 @@ def add_plan_flags(parser: argparse.ArgumentParser, command: Command) -> None:
     for name, field in command.plan.model_fields.items():
         text = (field.description or "").replace("%", "%%")
         default = field.get_default(call_default_factory=True)
-        shown = f"{text} (default: {default})" if default is not None else text
+        shown = f"{text} (default: {word(default)})" if default is not None else text
         if is_switch(field):
             parser.add_argument(
                 flag(name), dest=name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=shown

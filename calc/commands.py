@@ -115,7 +115,7 @@ def command_line(
         words.append(model)
     if command.takes_gpu:
         for key, given in (gpu or {}).items():
-            words += [flag(key), _word(given)] if given not in (None, "") else []
+            words += [flag(key), word(given)] if given not in (None, "") else []
     for name, field in type(plan).model_fields.items():
         value = getattr(plan, name)
         if value == field.get_default(call_default_factory=True):
@@ -123,11 +123,12 @@ def command_line(
         if is_switch(field):
             words.append(flag(name) if value else "--no-" + flag(name)[2:])
         else:
-            words += [flag(name), _word(value)]
+            words += [flag(name), word(value)]
     return shlex.join(words)
 
 
-def _word(value: object) -> str:
+def word(value: object) -> str:
+    """A value as the command line writes it: 1.0 is `1`, a tuple has commas."""
     if isinstance(value, tuple | list):
-        return ",".join(_word(part) for part in value)
+        return ",".join(word(part) for part in value)
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)

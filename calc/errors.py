@@ -50,4 +50,13 @@ def validated(model: type[Model], values: Mapping[str, Any], rename: Callable[[s
         if first["type"] == "extra_forbidden":
             known = ", ".join(sorted(model.model_fields))
             raise InputError(f"{rename(path)}: unknown field; the known ones are {known}", rename(path)) from None
-        raise InputError.of(rename(path), first["input"], message[0].lower() + message[1:]) from None
+        raise InputError.of(rename(path), first["input"], _allowed(message)) from None
+
+
+def _allowed(message: str) -> str:
+    """Pydantic's sentence as ours: "Input should be 'a', 'b' or 'c'" is "it must be one of a, b, c"."""
+    message = message.replace("Input should be", "it must be")
+    quoted = message.removeprefix("it must be ").replace(" or ", ", ").split(", ")
+    if len(quoted) > 1 and all(word[:1] == word[-1:] == "'" for word in quoted):
+        return f"it must be one of {', '.join(word[1:-1] for word in quoted)}"
+    return message[0].lower() + message[1:]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
@@ -41,6 +41,21 @@ def _time(value: object) -> float:
 Times = Annotated[tuple[float, ...], BeforeValidator(_times)]
 
 
+ScheduleName = Literal[
+    "naive",
+    "gpipe",
+    "1f1b",
+    "interleaved",
+    "looped-bfs",
+    "interleaved-zb",
+    "zb-h1",
+    "zb-h2",
+    "zb-v",
+    "dualpipe-v",
+    "pipedream",
+]
+
+
 class PipelinePlan(BaseModel):
     """A pipeline of `stages` ranks that each hold `virtual_stages` chunks of the model, and one step of micro-batches.
 
@@ -51,20 +66,15 @@ class PipelinePlan(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    schedule: str = "1f1b"
-    stages: int = Field(default=4, ge=1, le=1024)
-    microbatches: int = Field(default=8, ge=1, le=MOST_CHUNKS)
-    virtual_stages: int | None = Field(default=None, ge=1, le=64)
-    forward: Times = (1.0,)
-    backward_input: Times = (1.0,)
-    backward_weight: Times = (1.0,)
-
-    @field_validator("schedule")
-    @classmethod
-    def _known(cls, schedule: str) -> str:
-        if schedule not in SCHEDULES:
-            raise ValueError(f"it must be one of {', '.join(SCHEDULES)}")
-        return schedule
+    schedule: ScheduleName = Field("1f1b", description="the order of operations")
+    stages: int = Field(4, ge=1, le=1024, description="pipeline stages (ranks), p")
+    microbatches: int = Field(8, ge=1, le=MOST_CHUNKS, description="micro-batches in a step, m")
+    virtual_stages: int | None = Field(
+        None, ge=1, le=64, description="chunks of the model on a rank, v; left out: the schedule's own number"
+    )
+    forward: Times = Field((1.0,), description="time of a forward through one chunk; commas give one a rank or chunk")
+    backward_input: Times = Field((1.0,), description="time of the backward for the input")
+    backward_weight: Times = Field((1.0,), description="time of the backward for the weights")
 
     @field_validator("forward")
     @classmethod
