@@ -194,8 +194,8 @@ def test_the_json_has_the_keys_of_the_command_line_and_survives_a_round_trip():
     ("values", "message"),
     [
         ({"schedule": "2f2b"}, "schedule: '2f2b' is not allowed; it must be one of naive, gpipe, 1f1b"),
-        ({"stages": 0}, "stages: 0 is not allowed; input should be greater than or equal to 1"),
-        ({"stages": 1025}, "stages: 1025 is not allowed; input should be less than or equal to 1024"),
+        ({"stages": 0}, "stages: 0 is not allowed; it must be greater than or equal to 1"),
+        ({"stages": 1025}, "stages: 1025 is not allowed; it must be less than or equal to 1024"),
         ({"microbatches": "many"}, "microbatches: 'many' is not allowed"),
         ({"microbatches": 2.5}, "microbatches: 2.5 is not allowed"),
         ({"virtual_stages": 2}, "virtual_stages (2) must be 1 for schedule 1f1b"),
