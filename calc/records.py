@@ -74,7 +74,7 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run. `outcome` is "finished", "cancelled", "timed out", "out of memory", "failed", or "" while it runs
+    """One run. `outcome` is "finished", "cancelled", "timed out", "out of memory", "refused", "failed", or "" while it runs
     (or when it was killed with everything around it); `started` is UTC, ISO 8601."""
 
     id: str
