@@ -87,7 +87,7 @@ def _measured(options: RunOptions, run: str, tell: Tell) -> tuple[str, str]:
                 try:
                     records.add(run, row)
                 finally:  # a row that a full disk keeps out of the store is still shown
-                    tell("row", **row.as_json(options.workload, about))
+                    tell("row", **row.as_json(options.workload, about), run=run, started=about["time"])
             records.end(run, "finished")
         return "finished", ""
     except InputError as error:
@@ -147,9 +147,9 @@ def _start(options: RunOptions, run: str, device: str, tell: Tell) -> None:
 
 def _guard_memory(device: Device, fraction: float) -> None:
     """Bound what the run may take: on a GPU through torch's allocator, on the CPU through the system (Linux; macOS does not enforce it)."""
-    import torch
-
     if device.kind != "cpu":
+        import torch
+
         free, total = torch.cuda.mem_get_info(device.name)
         torch.cuda.set_per_process_memory_fraction(fraction * free / total, device.name)
         return

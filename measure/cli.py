@@ -22,6 +22,10 @@ class Command:
 
 _TABLE = (
     Command("trace", "memory of a training step, observed by running it with fake tensors", "measure.trace.command"),
+    Command("devices", "what can be measured here, or why not", "measure.commands.devices"),
+    Command("list", "the workloads, and the formula that each tests", "measure.commands.list"),
+    Command("run", "measure a workload now, on the GPU or the CPU", "measure.commands.run"),
+    Command("results", "what was measured before", "measure.commands.results"),
 )
 COMMANDS = {command.name: command for command in _TABLE}
 
