@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
-from pathlib import Path
 from typing import Any, Final
 
 from calc.errors import InputError
+from calc.model.defaults import class_defaults
 from calc.model.families import FAMILIES
 from calc.model.fields import Fields
 from calc.model.spec import ModelSpec
@@ -38,14 +37,6 @@ def parse_config(text: str | bytes) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise InputError.of("config", data, "it must be a JSON object, the text of a config.json")
     return data
-
-
-@lru_cache(maxsize=1)
-def class_defaults() -> dict[str, dict[str, dict[str, Any]]]:
-    """What transformers' config classes take for a field that is not given: architecture -> section ("" = the top) -> field."""
-    path = Path(__file__).parent.parent / "data" / "class_defaults.json"
-    loaded: dict[str, dict[str, dict[str, Any]]] = json.loads(path.read_text())["defaults"]
-    return loaded
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:

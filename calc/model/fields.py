@@ -156,14 +156,17 @@ class Fields:
             raise InputError.of(self.name(key), value, f"it must be {wanted}, one for each layer")
         return value
 
-    def section(self, *keys: str) -> Fields:
-        """A nested config (`text_config`). InputError when it is missing or is not an object."""
+    def section(self, *keys: str, defaults: Mapping[str, Any] | None = None) -> Fields:
+        """A nested config (`text_config`). InputError when it is missing or is not an object. `defaults` are those of the class
+        that reads it, where the parent's class does not name one."""
         key, value = self._take(keys)
         if value is None:
             raise InputError(f"{self.name(key)}: missing; it must be an object", self.name(key))
         if not isinstance(value, dict):
             raise InputError.of(self.name(key), value, "it must be an object")
         nested = Fields(value, self.name(key), self)
+        if defaults is not None:
+            nested.defaults = defaults
         self.sections.append(nested)
         return nested
 

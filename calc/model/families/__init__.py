@@ -5,8 +5,26 @@ A new family is a function of a few lines over `common`, and one row in its modu
 
 from __future__ import annotations
 
-from calc.model.families import decoders, deepseek4, dense, gpt, hybrid, latent, mimo, minimax, mixtures, pruned, sparse
+from calc.model.families import (
+    decoders,
+    deepseek4,
+    dense,
+    encoders,
+    gemma4,
+    gpt,
+    hybrid,
+    latent,
+    mimo,
+    minimax,
+    mixtures,
+    multimodal,
+    pruned,
+    sparse,
+)
 from calc.model.families.base import Family
 
-_MODULES = (decoders, deepseek4, dense, gpt, hybrid, latent, mimo, minimax, mixtures, pruned, sparse)
+_MODULES = (
+    *(decoders, dense, gpt, mixtures, sparse, latent, deepseek4, hybrid),
+    *(mimo, minimax, pruned, gemma4, multimodal, encoders),
+)
 FAMILIES: dict[str, Family] = {name: family for module in _MODULES for name, family in module.FAMILIES.items()}

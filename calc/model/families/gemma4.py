@@ -1,0 +1,122 @@
+"""Gemma 4's language model: wide heads where a layer sees all tokens, shared KV, inputs by layer, experts beside the MLP."""
+
+from __future__ import annotations
+
+from calc.errors import InputError
+from calc.model.families.base import Family
+from calc.model.families.common import (
+    assemble,
+    attention,
+    bias,
+    dropouts,
+    full_or_sliding,
+    heads,
+    hidden,
+    mlp,
+    moe,
+    norms,
+    num_layers,
+)
+from calc.model.feed_forward import FeedForward
+from calc.model.fields import MOST_LAYERS, Fields
+from calc.model.mixers import Attention
+from calc.model.spec import Layer, ModelSpec, Stack
+from calc.model.weights import Norm, Part, Split, Weight, dim, linear
+
+_WIDE = {"style": "wide"}
+_NORMS = ("input_norm", "post_attention_norm", "pre_feedforward_norm", "post_feedforward_norm")
+_EXPERT_NORMS = ("post_feedforward_norm_1", "post_feedforward_norm_2", "pre_feedforward_norm_2")
+
+
+def _mixer(fields: Fields, full: bool, window: int, shares: bool) -> Attention:
+    count, kv, head_dim = heads(fields)
+    same = fields.flag("attention_k_eq_v", default=False)
+    if full:
+        head_dim = fields.size("global_head_dim", default=512)
+        kv = (fields.size_or_none("num_global_key_value_heads") if same else None) or kv
+        if count % kv:
+            raise InputError.of("num_global_key_value_heads", kv, f"it must divide num_attention_heads ({count})")
+    fields.ignore("num_global_key_value_heads")
+    d = dim("d", head_dim)
+    return attention(
+        fields,
+        "head",
+        sizes=(count, kv, head_dim),
+        norm_traits=_WIDE,
+        v_norm=Norm("value_norm", d, style="wide", weight=False),
+        bias=bias(fields),
+        window=0 if full else window,
+        shares_kv=shares,
+        key_is_value=same and full,
+        causal=fields.data.get("use_bidirectional_attention") != "all",
+    )
+
+
+def _feed_forward(fields: Fields, double: bool) -> tuple[FeedForward, tuple[str, ...]]:
+    """The MLP, with the experts beside it where there are any, and the names of the norms that they add."""
+    width = fields.size("intermediate_size") * (2 if double else 1)
+    activation = fields.text("hidden_activation", default="gelu_pytorch_tanh")
+    plain = mlp(fields, width=width, activation=activation)
+    if not fields.flag("enable_moe_block", default=False):
+        return plain, ()
+    scales = (Weight("scale", (dim("h", hidden(fields)),)), Weight("expert_scale", (dim("E", fields.size("num_experts")),)))
+    return moe(fields, shared=plain, router_extra=scales, activation=activation), _EXPERT_NORMS
+
+
+def _layer(fields: Fields, kind: str, window: int, shares: bool) -> Layer:
+    double = shares and fields.flag("use_double_wide_mlp", default=False)
+    forward, names = _feed_forward(fields, double)
+    narrow = fields.size("hidden_size_per_layer_input", default=0, low=0)
+    extra: tuple[Part, ...] = ()
+    if narrow:
+        h, n = dim("h", hidden(fields)), dim("h_l", narrow)
+        gate = linear("gate", "per_layer_input_gate", n, h)
+        up = linear("projection", "per_layer_projection", h, n)
+        extra = (Part("per_layer_input", (*gate, *up, *Norm("norm", h, style="wide").weights)),)
+    mixer = _mixer(fields, kind == "full", window, shares)
+    name = f"{kind}_shared" if shares else kind
+    return Layer(name, mixer, forward, norms(fields, *_NORMS, *names, **_WIDE), extra=extra)
+
+
+def _per_layer_tables(fields: Fields) -> tuple[tuple[Weight, ...], tuple[Part, ...]]:
+    """The embedding that gives each layer its own input, and its projection from the first hidden state."""
+    narrow = fields.size("hidden_size_per_layer_input", default=0, low=0)
+    rows = fields.size("vocab_size_per_layer_input", default=262144)
+    if not narrow:
+        return (), ()
+    all_layers, h = dim("L", num_layers(fields)) * dim("h_l", narrow), dim("h", hidden(fields))
+    table = Weight("per_layer", (dim("V_l", rows), all_layers), Split.VOCAB, "embed_tokens_per_layer")
+    projection = linear("projection", "per_layer_model_projection", all_layers, h)
+    return (table,), (Part("per_layer_input", (*projection, *Norm("norm", dim("h_l", narrow), style="wide").weights)),)
+
+
+def gemma4(fields: Fields) -> ModelSpec:
+    kinds, window = full_or_sliding(fields, 6)
+    kinds[-1] = "full"
+    count = num_layers(fields)
+    shared = fields.size("num_kv_shared_layers", default=0, low=0, high=MOST_LAYERS)
+    first = count - shared
+    if shared and (first < 1 or {*kinds[:first]} != {*kinds}):
+        raise InputError.of("num_kv_shared_layers", shared, "each kind of layer must come before the shared ones")
+    pairs = [(kind, at >= first) for at, kind in enumerate(kinds)]
+    present = list(dict.fromkeys(pairs))
+    layers = Stack(
+        tuple(_layer(fields, kind, window, shares) for kind, shares in present),
+        tuple(present.index(pair) for pair in pairs),
+    )
+    tables, other = _per_layer_tables(fields)
+    fields.ignore("per_layer_config", "use_double_wide_mlp", "use_bidirectional_attention", "global_head_dim")
+    return assemble(
+        fields,
+        layers,
+        tied=True,
+        final_norm=Norm("weight", dim("h", hidden(fields)), style="wide"),
+        embeddings=tables,
+        other=other,
+        embedding_scale=True,
+        logit_softcap=fields.number("final_logit_softcapping", default=0.0) > 0,
+        dropout=dropouts(fields, attention="attention_dropout"),
+    )
+
+
+FAMILIES = {"Gemma4ForCausalLM": Family(gemma4, "gemma4")}
