@@ -19,12 +19,13 @@ from calc.model.families import (
     mixtures,
     multimodal,
     pruned,
+    seq2seq,
     sparse,
 )
 from calc.model.families.base import Family
 
 _MODULES = (
     *(decoders, dense, gpt, mixtures, sparse, latent, deepseek4, hybrid),
-    *(mimo, minimax, pruned, gemma4, multimodal, encoders),
+    *(mimo, minimax, pruned, gemma4, multimodal, encoders, seq2seq),
 )
 FAMILIES: dict[str, Family] = {name: family for module in _MODULES for name, family in module.FAMILIES.items()}
