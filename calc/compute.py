@@ -9,10 +9,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from calc.breakdown import Breakdown, Component
-from calc.flops import TokenFlops, token_flops
+from calc.flops import TokenFlops, encoders, token_flops
 from calc.hardware import Gpu
-from calc.model.spec import ModelSpec
-from calc.parameters import parameters
+from calc.model.spec import ModelSpec, Tower
+from calc.parameters import parameters, tower_parameters
 
 
 class ComputePlan(BaseModel):
@@ -110,10 +110,10 @@ def compute(spec: ModelSpec, plan: ComputePlan, gpu: Gpu | None = None) -> Compu
 
     time = training FLOPs / (GPUs x dense peak x MFU); with `plan.gpu_hours` the time is given and the MFU is the answer. What
     needs a fact that nobody gave (no GPU, a peak that no source states, no price) is None, and a note says so.
-    6ND counts N as every parameter that a token uses, its embedding included. InputError for a model of encoder and decoder.
+    6ND counts N as every parameter that a text token uses, its embedding included.
     """
     tokens = plan.tokens or plan.seq
-    active = parameters(spec).active
+    active = parameters(spec).active - sum(tower_parameters(tower) for tower in _beside(spec))
     six_nd = 6 * active * tokens
     peak = gpu.peak_flops(plan.dtype) if gpu else None
     causal, full = (_figures(token_flops(spec, plan.seq, mask), plan, gpu, peak, six_nd) for mask in (True, False))
@@ -171,6 +171,12 @@ def _energy_kwh(hours: float | None, gpu: Gpu | None, plan: ComputePlan) -> floa
     return hours * gpu.board_power / 1000 * plan.power_utilization * plan.pue
 
 
+def _beside(spec: ModelSpec) -> tuple[Tower, ...]:
+    """The towers that text tokens do not pass: vision and audio encoders."""
+    read = encoders(spec)
+    return tuple(tower for tower in spec.towers if tower.in_total and tower not in read)
+
+
 def _notes(spec: ModelSpec, plan: ComputePlan, gpu: Gpu | None, peak: float | None) -> list[str]:
     """What the reader must know: facts that are missing, and what the count leaves out."""
     notes = []
@@ -182,9 +188,11 @@ def _notes(spec: ModelSpec, plan: ComputePlan, gpu: Gpu | None, peak: float | No
         notes.append(f"no source gives the board power of {gpu.name}: energy is left out")
     if 0 < spec.max_position_embeddings < plan.seq:
         notes.append(f"seq {plan.seq:,} is beyond the model's {spec.max_position_embeddings:,} positions")
-    towers = [tower.name for tower in spec.towers if tower.in_total]
-    if towers:
-        notes.append(f"FLOPs are those of text tokens; {', '.join(towers)} not counted")
+    beside = [tower.name for tower in _beside(spec)]
+    if encoders(spec):
+        notes.append("encoder and decoder each read so many tokens")
+    if beside:
+        notes.append(f"FLOPs are those of text tokens; {', '.join(beside)} not counted")
     if plan.recompute == "selective":
         notes.append(
             "selective repeats the attention scores; fused attention does so by itself and gains nothing from it"

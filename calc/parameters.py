@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from calc.breakdown import Breakdown, Component, Formula
+from calc.breakdown import Breakdown, Component, Formula, unique_names
 from calc.errors import InputError
-from calc.model.spec import ModelSpec, Stack
+from calc.model.spec import ModelSpec, Stack, Tower
 from calc.model.weights import Part, Weight
 
 LORA = Formula(
@@ -44,9 +44,7 @@ class ParameterAnswer:
             "trainable": self.trainable,
             "tied": self.spec.tied,
             "components": self.breakdown.components(),
-            "not_in_total": {
-                tower.name: _tower_total(tower.stack, tower.parts) for tower in self.spec.towers if not tower.in_total
-            },
+            "not_in_total": {tower.name: tower_parameters(tower) for tower in self.spec.towers if not tower.in_total},
             "textbook": self.textbook.as_json(),
             "assumptions": list(self.spec.assumptions),
             "unread": list(self.spec.unread),
@@ -104,25 +102,13 @@ def _tree(spec: ModelSpec) -> Component:
 def _stack(stack: Stack, spec: ModelSpec) -> Component:
     """`layers` once with its count, or one node a kind when the model has several."""
     kinds = [
-        Component(kind.kind, children=_named([_part(part, spec) for part in parts]), count=count)
+        Component(kind.kind, children=unique_names([_part(part, spec) for part in parts]), count=count)
         for kind, parts, count in zip(stack.kinds, stack.kind_parts, stack.counts, strict=True)
     ]
     kinds = [kind for kind in kinds if kind.children]
     if len(kinds) == 1:
         return Component("layers", children=kinds[0].children, count=kinds[0].count)
-    return Component("layers", children=_named(kinds))
-
-
-def _named(parts: list[Component]) -> tuple[Component, ...]:
-    """The parts with unique names: a second `dense` becomes `dense_2`."""
-    seen: dict[str, int] = {}
-    unique = []
-    for part in parts:
-        seen[part.name] = seen.get(part.name, 0) + 1
-        again = seen[part.name] > 1
-        name = f"{part.name}_{seen[part.name]}" if again else part.name
-        unique.append(Component(name, part.value, part.children, part.count, part.formula, part.numbers))
-    return tuple(unique)
+    return Component("layers", children=unique_names(kinds))
 
 
 def _part(part: Part, spec: ModelSpec) -> Component:
@@ -130,7 +116,7 @@ def _part(part: Part, spec: ModelSpec) -> Component:
 
 
 def _leaves(weights: tuple[Weight, ...], spec: ModelSpec) -> tuple[Component, ...]:
-    return _named([_leaf(weight, spec) for weight in weights])
+    return unique_names([_leaf(weight, spec) for weight in weights])
 
 
 def _leaf(weight: Weight, spec: ModelSpec) -> Component:
@@ -138,12 +124,13 @@ def _leaf(weight: Weight, spec: ModelSpec) -> Component:
     return Component(weight.name, weight.parameters, formula=formula, numbers=weight.numbers)
 
 
-def _tower_total(stack: Stack, parts: tuple[Part, ...]) -> int:
+def tower_parameters(tower: Tower) -> int:
+    """All parameters of a tower."""
     layers = sum(
         count * sum(part.parameters for part in kind)
-        for kind, count in zip(stack.kind_parts, stack.counts, strict=True)
+        for kind, count in zip(tower.stack.kind_parts, tower.stack.counts, strict=True)
     )
-    return layers + sum(part.parameters for part in parts)
+    return layers + sum(part.parameters for part in tower.parts)
 
 
 def _active(spec: ModelSpec) -> int:

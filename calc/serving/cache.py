@@ -7,12 +7,12 @@ own tokens, a recurrence a state of fixed size. Per layer it is affine in the to
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from calc.breakdown import Component, Formula, Number
 from calc.dtypes import DTYPES
-from calc.model.mixers import Attention, LatentAttention, Recurrence
+from calc.model.mixers import Attention, CompressedAttention, Indexer, LatentAttention, Recurrence
 from calc.model.spec import Layer, ModelSpec
 from calc.model.weights import Split
 from calc.serving.formats import KV_ASSUMES, KV_FORMATS, Bits, plain
@@ -24,6 +24,10 @@ _MLA = ("DeepSeek-V2, arXiv 2405.04434, section 2.1", "https://arxiv.org/abs/240
 _WINDOW = ("Mistral 7B, arXiv 2310.06825, section 2: rolling buffer cache", "https://arxiv.org/abs/2310.06825")
 _STREAMING = ("StreamingLLM, arXiv 2309.17453, section 3", "https://arxiv.org/abs/2309.17453")
 _INDEXER = ("DeepSeek-V3.2-Exp: the indexer keeps one key a token", "https://github.com/deepseek-ai/DeepSeek-V3.2-Exp")
+_V4 = (
+    "DeepSeek-V4, section 2.3; transformers 5.24, models/deepseek_v4",
+    "https://huggingface.co/deepseek-ai/DeepSeek-V4-Pro",
+)
 _COPIED = "every tensor-parallel rank keeps a full copy"
 _WINDOW_FULL = "a window of W keeps W tokens, the newest included (Hugging Face's DynamicCache drops the oldest between steps: W - 1)"
 
@@ -32,7 +36,8 @@ _WINDOW_FULL = "a window of W keeps W tokens, the newest included (Hugging Face'
 class Kept:
     """One tensor that a layer keeps of one sequence. `elements` are of one token, or of the whole where `fixed`.
 
-    `most` is the tokens kept at most (0: all); `letter` names it. `of_prompt`: it holds the encoder's tokens instead.
+    `most` is the tokens kept at most (0: all); `letter` names it. Each `every` tokens leave one entry of `elements`. `of_prompt`:
+    it holds the encoder's tokens instead.
     """
 
     name: str
@@ -43,6 +48,7 @@ class Kept:
     assumes: tuple[str, ...] = ()
     most: int = 0
     letter: str = "W"
+    every: int = 1
     fixed: bool = False
     of_prompt: bool = False
     bits: Bits | None = None  # its own format; None: the cache's
@@ -60,8 +66,14 @@ def _kept(spec: ModelSpec, kind: Layer, tp: int, keep_window: int, keep_sinks: i
         yield from _states(spec, mixer, tp)
     elif isinstance(mixer, LatentAttention) and mixer.causal:
         yield from _latent(mixer, tp, keep_window + keep_sinks)
+    elif isinstance(mixer, CompressedAttention):
+        yield from _compressed(mixer, tp)
     elif isinstance(mixer, Attention) and mixer.causal and not mixer.shares_kv:
+        if 0 < spec.max_position_embeddings <= mixer.window:  # a window that no sequence can fill
+            mixer = replace(mixer, window=0)
         yield from _heads(mixer, tp, keep_window + keep_sinks)
+        if mixer.indexer:
+            yield _index_key(mixer.indexer, tp)
     if kind.cross:
         for kept in _heads(kind.cross, tp, 0):
             yield Kept(f"cross_{kept.name}", kept.elements, kept.latex, kept.numbers, kept.source, of_prompt=True)
@@ -93,8 +105,24 @@ def _latent(mixer: LatentAttention, tp: int, streamed: int) -> Iterator[Kept]:
     for name, letter, size in sizes:
         yield Kept(name, size, f"<{letter}>", ((letter, size),), source, copied, streamed, "w")
     if mixer.indexer:
-        size = mixer.indexer.head_dim
-        yield Kept("index_key", size, "<d_I>", (("d_I", size),), _INDEXER, copied, streamed, "w")
+        yield _index_key(mixer.indexer, tp)
+
+
+def _compressed(mixer: CompressedAttention, tp: int) -> Iterator[Kept]:
+    """A window of entries that are key and value at once, and one entry for each `compress` tokens."""
+    assumes = (_COPIED,) if tp > 1 else ()
+    numbers = (("d", mixer.head_dim),)
+    yield Kept("window", mixer.head_dim, "<d>", numbers, _V4, (_WINDOW_FULL, *assumes), mixer.window)
+    if mixer.compress:
+        assumes = ("the tokens of an entry not yet full are left out", *assumes)
+        yield Kept("entries", mixer.head_dim, "<d>", numbers, _V4, assumes, every=mixer.compress)
+        if mixer.indexer:
+            yield replace(_index_key(mixer.indexer, tp), every=mixer.compress)
+
+
+def _index_key(indexer: Indexer, tp: int) -> Kept:
+    size = indexer.head_dim
+    return Kept("index_key", size, "<d_i>", (("d_i", size),), _INDEXER, (_COPIED,) if tp > 1 else ())
 
 
 def _states(spec: ModelSpec, mixer: Recurrence, tp: int) -> Iterator[Kept]:
@@ -124,7 +152,7 @@ class Cache:
             return 1
         if kept.of_prompt:
             return self.plan.prompt_tokens
-        return min(tokens, kept.most) if kept.most else tokens
+        return min(tokens, kept.most) if kept.most else tokens // kept.every
 
     def tensor_bytes(self, kept: Kept, tokens: int) -> int:
         """Bytes of one tensor for that many tokens in it, rounded up to whole bytes."""
@@ -142,7 +170,7 @@ class Cache:
     def token_bytes(self, counts: tuple[int, ...]) -> int:
         """The slope: bytes of one more token once every window is full."""
         return sum(
-            count * self.tensor_bytes(kept, 1)
+            ceil_div(count * self.tensor_bytes(kept, 1), kept.every)
             for kind, count in zip(self.kinds, counts, strict=True)
             for kept in kind
             if not (kept.most or kept.fixed or kept.of_prompt)
@@ -165,7 +193,7 @@ class Cache:
                 if kept.fixed or kept.of_prompt:
                     total += count * sequences * self.tensor_bytes(kept, self.tokens(kept, 0))
                 else:
-                    held = min(tokens, kept.most * sequences) if kept.most else tokens
+                    held = min(tokens, kept.most * sequences) if kept.most else tokens // kept.every
                     total += count * self.tensor_bytes(kept, held)
         return total
 
@@ -197,8 +225,11 @@ class Cache:
             numbers["s_{enc}"], latex = self.plan.prompt_tokens, rf"<s_{{enc}}> \cdot {latex}"
         elif not kept.fixed:
             numbers["s"] = self.plan.context
-            tokens = rf"\min(<s>, <{kept.letter}>)" if kept.most else "<s>"
-            numbers |= {kept.letter: kept.most} if kept.most else {}
+            tokens = "<s>"
+            if kept.most:
+                numbers[kept.letter], tokens = kept.most, rf"\min(<s>, <{kept.letter}>)"
+            elif kept.every > 1:
+                numbers["m"], tokens = kept.every, r"\lfloor \frac{<s>}{<m>} \rfloor"
             latex = rf"{tokens} \cdot {latex}"
         if bits.value.denominator == 1 and bits.value % 8 == 0:
             latex = rf"{latex} \cdot {bits.value // 8}"

@@ -25,7 +25,7 @@ def plain(bits: int) -> Bits:
 
 def block(size: int, elements: int) -> Bits:
     """A block of so many elements in so many bytes (ggml-common.h in llama.cpp)."""
-    return Bits(Fraction(8 * size, elements), r"\frac{8 \cdot <B>}{<n_{block}>}", {"B": size, "n_{block}": elements})
+    return Bits(Fraction(8 * size, elements), r"\frac{8 \cdot <B_q>}{<n_q>}", {"B_q": size, "n_q": elements})
 
 
 FP32, BF16 = plain(32), plain(16)
@@ -95,14 +95,14 @@ _PLAIN = ("PyTorch number formats", "https://docs.pytorch.org/docs/stable/tensor
 
 def _grouped(bits: int, over: int, size: int) -> Bits:
     """So many bits an element and `over` bits for each group of `size`."""
-    return Bits(bits + Fraction(over, size), rf"({bits} + \frac{{{over}}}{{<g>}})", {"g": size})
+    return Bits(bits + Fraction(over, size), rf"({bits} + \frac{{{over}}}{{<g_q>}})", {"g_q": size})
 
 
 _INT4 = _grouped(4, 20, 128)
 _NF4 = Bits(
     4 + Fraction(8, 64) + Fraction(32, 64 * 256),
-    r"(4 + \frac{8}{<g>} + \frac{32}{<g> \cdot <g_2>})",
-    {"g": 64, "g_2": 256},
+    r"(4 + \frac{8}{<g_q>} + \frac{32}{<g_q> \cdot <g_{q2}>})",
+    {"g_q": 64, "g_{q2}": 256},
 )
 _TABLE = (
     WeightFormat("bf16", BF16, BF16, _16BIT, *_PLAIN),
@@ -110,7 +110,7 @@ _TABLE = (
     WeightFormat("fp32", FP32, FP32, ("fp32",), *_PLAIN),
     WeightFormat(
         "fp8",
-        Bits(8 + Fraction(32, 128**2), r"(8 + \frac{32}{<g>^{2}})", {"g": 128}),
+        Bits(8 + Fraction(32, 128**2), r"(8 + \frac{32}{<g_q>^{2}})", {"g_q": 128}),
         BF16,
         ("fp8",),
         "DeepSeek-V3, arXiv 2412.19437, section 3.3: one fp32 scale for each 128 x 128 block",
