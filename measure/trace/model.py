@@ -91,7 +91,7 @@ def _instantiate(raw: Mapping[str, Any], config: Any, options: TraceOptions) -> 
     for name in raw.get("architectures") or ():
         found = getattr(transformers, name, None)
         if found is not None and hasattr(found, "_from_config"):
-            return found._from_config(config, **chosen)  # type: ignore[no-any-return]
+            return found._from_config(config, **chosen)
     return AutoModelForCausalLM.from_config(config, **chosen)
 
 

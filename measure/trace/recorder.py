@@ -64,12 +64,14 @@ class Event(NamedTuple):
 class Recorder(TorchDispatchMode):
     """Records storages made under it. Enter it above a FakeTensorMode; `phase` names the part of the step that runs.
 
-    `places` gives a module's (decoder layer or None, path) by its id. Sizes round up to `rounding` bytes. Reading a scalar
-    back (`.item()`), which fake tensors refuse, answers 1.
+    `places` gives a module's (decoder layer or None, path) by its id. Sizes round up to `rounding` bytes. With `by_owner` what
+    an optimizer makes belongs to the layer of the tensor that it is made for: its kernels over lists hold those of all layers at
+    once. Reading a scalar back (`.item()`), which fake tensors refuse, answers a plausible number.
     """
 
-    def __init__(self, places: Mapping[int, Place], rounding: int) -> None:
+    def __init__(self, places: Mapping[int, Place], rounding: int, by_owner: bool) -> None:
         super().__init__()
+        self.by_owner = by_owner
         self.events: list[Event] = []
         self.phase = "setup"
         self.places, self._rounding = places, rounding
@@ -121,18 +123,18 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _SCALAR_READS:
-            return _scalar(args[0])
+            return self._scalar(args[0])
         if func in _QUERIES:
             return func(*args, **(kwargs or {}))
         self._site = self._where(func)
         result = func(*args, **(kwargs or {}))
+        owners = args[0] if self.by_owner and self.phase == "step" and args else ()
         if isinstance(result, Tensor):
-            self._see(result, func)
+            self._see(result, func, owners if isinstance(owners, Tensor) and result.dim() else None)
         elif isinstance(result, (tuple, list)):
-            owners = args[0] if func._schema.name.startswith("aten::_foreach") else ()
             for index, item in enumerate(result):
                 if isinstance(item, Tensor):
-                    self._see(item, func, owners[index] if index < len(owners) else None)
+                    self._see(item, func, owners[index] if isinstance(owners, list) else None)
         return result
 
     def _enter(self, module: torch.nn.Module) -> None:
@@ -160,7 +162,7 @@ class Recorder(TorchDispatchMode):
         return self._nodes[sequence].site._replace(phase=self.phase)
 
     def _see(self, tensor: Tensor, func: Any, owner: Tensor | None = None) -> None:
-        """Record a new storage. What an operation over lists makes belongs to the layer of the tensor that it is made for."""
+        """Record a new storage, in the layer of its owner if it has one."""
         untyped = tensor.untyped_storage()
         key = untyped._cdata
         if key in self._live:
@@ -184,9 +186,11 @@ class Recorder(TorchDispatchMode):
             storage.saved_by = self._nodes.setdefault(sequence, Node(self._here()))
         return tensor
 
-
-def _scalar(tensor: Tensor) -> bool | int | float:
-    """The value read back from a fake tensor: one, in the tensor's type (a condition that asks "is it longer?" gets no)."""
-    if tensor.dtype is torch.bool:
-        return False
-    return 1.0 if tensor.is_floating_point() else 1
+    def _scalar(self, tensor: Tensor) -> bool | int | float:
+        """The value read back from a fake tensor: 2 for a step counter, no for a condition, else a number within reason."""
+        if tensor.dtype is torch.bool:
+            return False
+        storage = self.of(tensor)
+        if storage is not None and storage.op.endswith("/step"):
+            return 2.0
+        return 0.5 if tensor.is_floating_point() else 1

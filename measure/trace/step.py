@@ -43,7 +43,7 @@ def places(model: nn.Module, stack: Stack) -> dict[int, Place]:
 
 def run_steps(model: nn.Module, stack: Stack, options: TraceOptions) -> Observed:
     """Two steps of the model under the recorder: what the second left."""
-    recorder = Recorder(places(model, stack), options.rounding)
+    recorder = Recorder(places(model, stack), options.rounding, options.optimizer_kernel == "foreach")
     with FakeTensorMode(), recorder, recorder.modules(), recorder.saves():
         materialize(model)
         owners = _mark_states(recorder, model)

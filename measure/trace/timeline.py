@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -54,16 +54,18 @@ def extend(events: Sequence[Event], stack: Stack) -> list[Delta]:
     """
     runs = [(site, list(group)) for site, group in groupby(events, lambda event: (event.site.phase, event.site.layer))]
     blocks = _blocks(runs)
-    counts = Counter(stack.stands_for)
+    by_place = {place: block for place, block in blocks if place[1] is not None}
     deltas: list[Delta] = []
-    for (phase, layer), pieces in blocks:
-        deltas += _deltas(pieces, layer, counts)
+    for (phase, layer), block in blocks:
         if layer is None:
+            deltas += _outside(block, Counter(stack.stands_for))
             continue
-        for other in _followers(layer, stack, forward=phase.startswith("forward")):
-            standing = stack.stands_for[other]
-            copy = [piece for (at, number), group in blocks if (at, number) == (phase, standing) for piece in group]
-            deltas += _deltas(copy, standing, counts)
+        forward = phase.startswith("forward")
+        for index in (layer, *_followers(layer, stack, forward)):
+            standing = stack.stands_for[index]
+            alike = [other for other, known in enumerate(stack.stands_for) if known == standing]
+            last = index == (max(alike) if forward else min(alike))
+            deltas += _inside(by_place[phase, standing], last)
     return deltas
 
 
@@ -95,16 +97,19 @@ def _blocks(
     return blocks
 
 
-def _deltas(events: Iterable[Event], layer: int | None, counts: Mapping[int, int]) -> list[Delta]:
-    """Events as changes. What happens outside the layers to a layer's storage happens to those of all that it stands for."""
-    deltas = []
+def _outside(events: Iterable[Event], counts: Mapping[int, int]) -> Iterator[Delta]:
+    """What happens outside the layers; to a layer's storage it happens in all the layers that it stands for."""
     for storage, sign, site in events:
-        if storage.category == "host":
-            continue
-        made_in = storage.site.layer
-        copies = counts[made_in] if layer is None and made_in is not None else 1
-        deltas.append(Delta(key_of(storage), sign * storage.nbytes * copies, site.phase))
-    return deltas
+        if storage.category != "host":
+            made_in = storage.site.layer
+            yield Delta(key_of(storage), sign * storage.nbytes * (1 if made_in is None else counts[made_in]), site.phase)
+
+
+def _inside(events: Iterable[Event], last: bool) -> Iterator[Delta]:
+    """What happens in one layer. What was made outside, once for all, is released by the last of the layers that do."""
+    for storage, sign, site in events:
+        if storage.category != "host" and (last or sign > 0 or storage.site.layer is not None):
+            yield Delta(key_of(storage), sign * storage.nbytes, site.phase)
 
 
 def states(storages: Iterable[Storage], stack: Stack) -> Counter[Key]:
