@@ -1,0 +1,113 @@
+"""A measuring process that behaves as a test asks, and a runner of it: no torch, so that each starts in a moment.
+
+`python misbehaving.py child BEHAVIOUR OPTIONS` stands for `python -m measure.child OPTIONS`;
+`python misbehaving.py run BEHAVIOUR NAME ...` for `python -m measure run NAME ...`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+
+from calc.records import Measured, Records
+from measure import child, environment, runner, workloads
+from measure.commands import run as command
+from measure.device_queue import queue
+from measure.devices import Device
+
+CPU = Device("cpu", "cpu", "a test's processor", 2**34)
+
+
+def row(number):
+    return Measured("a test", f"row/{number}", 512 * number, 512 * number, "bytes")
+
+
+def three(setting):
+    for number in range(1, 4):
+        setting.tell(number / 3, f"row {number}")
+        yield row(number)
+
+
+def endless(setting):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in range(1, 10**6):
+        yield row(number)
+        time.sleep(0.02)
+
+
+def hang(setting):
+    yield from three(setting)
+    time.sleep(1000)
+
+
+def nap(setting):
+    """Two rows; the first run of all waits between them until another one queues behind it."""
+    yield row(1)
+    while len(Records().runs()) == 1 and len(queue("cpu")) < 2:
+        time.sleep(0.02)
+    yield row(2)
+
+
+def killed(setting):
+    yield from three(setting)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def exits(setting):
+    yield row(1)
+    print("the driver said: no", file=sys.stderr, flush=True)
+    os._exit(3)
+
+
+def raises(setting):
+    yield row(1)
+    raise RuntimeError("the first line\nthe second")
+
+
+def greedy(setting):
+    yield row(1)
+    hoard = [bytearray(64 * 2**20) for _ in range(1000)]  # refused long before a machine's memory is gone
+    yield row(len(hoard))
+
+
+def prints(setting):
+    print("a library's greeting")
+    os.system("echo a program's greeting")
+    yield row(1)
+
+
+def parent(setting):
+    """Starts a process of its own and waits for it."""
+    grandchild = subprocess.Popen(["sleep", "1000"])
+    yield Measured("a test", "process", None, grandchild.pid, "")
+    grandchild.wait()
+
+
+def floods(setting):
+    while True:
+        setting.tell(0.5, "again")
+    yield row(1)
+
+
+_ALL = (three, endless, hang, nap, killed, exits, raises, greedy, prints, parent, floods)
+BEHAVIOURS = {each.__name__: each for each in _ALL}
+
+
+def main(mode, behaviour, *rest):
+    if mode == "run":
+        command.run = partial(runner.run, command=(sys.executable, __file__, "child", behaviour))
+        sys.exit(print(command.main(rest)))
+    name = "decoder-states"
+    workloads.WORKLOADS[name] = replace(workloads.WORKLOADS[name], run=BEHAVIOURS[behaviour])
+    child.resolve = lambda wanted: CPU
+    environment.environment = lambda device: {"device": device.title, "time": "2026-01-01T00:00:00+00:00"}
+    sys.exit(child.main(list(rest)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

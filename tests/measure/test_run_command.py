@@ -1,0 +1,134 @@
+"""The command line of measuring: answers, refusals in one line, and no torch where none is needed."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from measure.devices import likely, lock_name
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def own_data(tmp_path, monkeypatch):
+    monkeypatch.setenv("PLUMBLINE_DATA", str(tmp_path))
+
+
+def measure(*arguments, code=0):
+    done = subprocess.run(
+        [sys.executable, "-m", "measure", *arguments], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run", "nonsense"), "NAME: 'nonsense' is not allowed; it must be one of decoder-states, copy-bandwidth"),
+        (("run", "decoder-states", "--size", "huge"), "--size: 'huge' is not allowed; it must be one of small, medium"),
+        (
+            ("run", "decoder-states", "--device", "gpu0"),
+            "--device: 'gpu0' is not allowed; it must be auto, cpu, cuda or cuda:N",
+        ),
+        (("run", "decoder-states", "--seconds", "0"), "--seconds: 0.0 is not allowed"),
+        (("run", "decoder-states", "--seconds", "nan"), "--seconds: nan is not allowed"),
+        (("run", "decoder-states", "--memory-fraction", "2"), "--memory-fraction: 2.0 is not allowed"),
+        (("run", "decoder-states", "--format", "xml"), "--format: 'xml' is not allowed; it must be one of table, json"),
+        (("run",), "the following arguments are required: NAME"),
+        (("results", "--workload", "nonsense"), "--workload: 'nonsense' is not allowed"),
+        (("devices", "--format", "xml"), "--format: 'xml' is not allowed"),
+    ],
+)
+def test_bad_input_is_one_line_that_says_what_is_allowed(arguments, message):
+    done = measure(*arguments, code=2)
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+@pytest.mark.torch
+def test_a_device_that_is_not_there_is_refused_with_those_that_are():
+    done = measure("run", "decoder-states", "--device", "cuda:99", code=2)
+    assert "--device: 'cuda:99' is not allowed; this machine has " in done.stderr
+    assert "cpu" in done.stderr
+
+
+@pytest.mark.torch
+def test_a_run_prints_its_rows_and_results_has_them_again():
+    done = measure("run", "decoder-states", "--device", "cpu", "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert len(rows) == 150
+    assert all(row["predicted"] == row["measured"] and float(row["relative_error"]) == 0 for row in rows)
+    assert json.loads(rows[0]["environment"])["kind"] == "cpu"
+    assert "step 2 of 2" in done.stderr
+    assert (
+        measure("results", "--run", rows[0]["run"], "--format", "csv").stdout.splitlines()[:10]
+        == done.stdout.splitlines()[:10]
+    )
+    stored = json.loads(measure("results", "--format", "json").stdout)
+    assert [int(row["measured"]) for row in rows] == [row["measured"] for row in stored]
+
+
+@pytest.mark.torch
+def test_devices_tells_what_is_here_and_why_the_rest_is_not():
+    answer = json.loads(measure("devices", "--format", "json").stdout)
+    assert answer["devices"][-1]["name"] == "cpu"
+    assert answer["devices"][-1]["memory_bytes"] > 2**30
+    if len(answer["devices"]) == 1:
+        assert answer["notes"][0].startswith("no GPU: ")
+
+
+def test_list_names_the_workloads_and_the_formula_that_each_tests():
+    rows = json.loads(measure("list", "--format", "json").stdout)
+    assert [row["name"] for row in rows] == ["decoder-states", "copy-bandwidth"]
+    assert all(row["tests"] and row["needs"] for row in rows)
+
+
+def test_results_of_a_newer_program_are_refused_in_one_line(tmp_path):
+    import sqlite3
+
+    with sqlite3.connect(tmp_path / "results.sqlite3") as connection:
+        connection.execute("PRAGMA application_id = 0x504C4D42")
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    assert "is of version 99, newer than this program's" in measure("results", code=2).stderr
+
+
+def test_without_torch_a_run_says_how_to_get_it(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
+    command = [sys.executable, "-m", "measure", "run", "decoder-states", "--device", "cpu"]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+    assert done.returncode == 2
+    assert "PyTorch is not installed in this Python" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_neither_listing_nor_refusing_imports_torch():
+    code = "import sys, measure.cli; measure.cli.run(['list']); measure.cli.main(['run', 'x']); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_a_gpus_lock_is_its_own_whatever_number_it_has_in_this_process(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-a1/b")
+    assert [lock_name(name) for name in ("cuda:0", "cuda:1", "cuda:2", "cpu")] == [
+        "cuda-3",
+        "cuda-GPU-a1_b",
+        "cuda-2",
+        "cpu",
+    ]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert lock_name("cuda:0") == "cuda-0"
+
+
+def test_a_device_that_was_named_is_the_likely_one():
+    assert [likely(name) for name in ("cpu", "cuda", "cuda:1")] == ["cpu", "cuda:0", "cuda:1"]

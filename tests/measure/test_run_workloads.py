@@ -1,0 +1,160 @@
+"""The workloads themselves: what calc predicts is what torch and transformers hold, to the byte."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from calc.breakdown import Breakdown, Component, compare  # noqa: E402
+from calc.hardware import gpus  # noqa: E402
+from calc.model.config import from_config  # noqa: E402
+from calc.parameters import parameters  # noqa: E402
+from measure.devices import CATALOGUE, Device, resolve  # noqa: E402
+from measure.timing import spread, time_call  # noqa: E402
+from measure.workloads import SIZES, WORKLOADS, Setting, copy_bandwidth, decoder_states  # noqa: E402
+from tests.latex import assert_formulas_hold  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+# bytes of parameters, gradients and moments for each parameter (FORMULAS: 16, 16 and 8 bytes)
+BYTES = {"fp32": (4, 4, 8), "amp": (4, 4, 8), "pure-bf16": (2, 2, 4)}
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    return resolve(request.param)
+
+
+def setting(device, size="small", told=None):
+    return Setting(
+        device, size, lambda fraction, message: told.append((fraction, message)) if told is not None else None
+    )
+
+
+@pytest.fixture(scope="module")
+def cpu_run():
+    """Rows and progress of one real run."""
+    told = []
+    return list(decoder_states.run(setting(resolve("cpu"), told=told))), told
+
+
+@pytest.fixture(scope="module")
+def cpu_rows(cpu_run):
+    return cpu_run[0]
+
+
+def test_every_byte_of_a_real_decoders_states_is_predicted(cpu_rows):
+    assert {row.case for row in cpu_rows} == {f"small, {recipe}" for recipe in BYTES}
+    assert len(cpu_rows) == 3 * (4 * 12 + 1 + 1)  # four states of twelve weights, the step counters, the total
+    for row in cpu_rows:
+        assert row.predicted == row.measured, row
+        assert isinstance(row.measured, int)
+        assert row.unit == "bytes"
+
+
+@pytest.mark.parametrize("recipe", BYTES)
+def test_the_states_take_the_ledgers_bytes_a_parameter(cpu_rows, recipe):
+    count = parameters(from_config(decoder_states.SIZES["small"].config)).total
+    found = {}
+    for row in cpu_rows:
+        if row.case == f"small, {recipe}" and row.quantity not in ("total", "optimizer/step"):
+            group = row.quantity.split("/")[0]
+            found[group] = found.get(group, 0) + row.measured
+    assert tuple(found[group] for group in ("parameters", "gradients", "optimizer")) == tuple(
+        count * each for each in BYTES[recipe]
+    )
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("recipe", BYTES)
+def test_every_leaf_carries_a_formula_that_gives_its_value(size, recipe):
+    assert_formulas_hold(decoder_states.predict(decoder_states.SIZES[size].config, recipe))
+
+
+def test_a_weight_that_nobody_predicted_stays_visible():
+    config = decoder_states.SIZES["small"].config
+    model, optimizer = decoder_states._trained(
+        decoder_states.SIZES["small"], torch.float32, False, setting(resolve("cpu")), 0.0
+    )
+    model.model.adapter = torch.nn.Linear(3, 5, bias=False)
+    pairs = compare(decoder_states.predict(config, "fp32"), decoder_states.observe(model, optimizer))
+    (pair,) = [pair for pair in pairs if "other" in pair.path]
+    assert (pair.path, pair.predicted, pair.observed) == ("parameters/other/model.adapter.weight", None, 60)
+    assert pairs[-1].observed == pairs[-1].predicted + 60
+
+
+def test_memory_that_two_weights_share_counts_once():
+    model, optimizer = decoder_states._trained(
+        decoder_states.SIZES["small"], torch.float32, False, setting(resolve("cpu")), 0.0
+    )
+    before = decoder_states.observe(model, optimizer).total
+    model.model.embed_tokens.weight.data = model.lm_head.weight.data
+    assert decoder_states.observe(model, optimizer).total == before - model.lm_head.weight.nbytes
+
+
+def test_progress_never_goes_back(cpu_run):
+    _, told = cpu_run
+    fractions = [fraction for fraction, _ in told]
+    assert fractions == sorted(fractions)
+    assert 0 <= fractions[0] <= fractions[-1] <= 1
+
+
+def test_the_allocator_counts_each_tensor_in_granules_of_512_bytes():
+    steps = Component("optimizer", children=(Component("step", 12),))
+    root = Component("", children=(Component("bias", 100, count=3), Component("weight", 1024), steps))
+    assert list(decoder_states.rounded(Breakdown(root, "bytes"))) == [3 * 512, 1024]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_the_same_holds_on_a_gpu_and_its_allocator_agrees_within_three_per_cent():
+    for row in decoder_states.run(setting(resolve("cuda"))):
+        if row.quantity == "allocated by torch":
+            assert abs(row.relative_error) < 0.03
+        else:
+            assert row.predicted == row.measured, row
+
+
+def test_a_copys_bandwidth_is_measured_with_its_spread(monkeypatch, device):
+    monkeypatch.setattr(copy_bandwidth, "SIZES", {"small": (2**20, "1 MiB")})
+    monkeypatch.setattr(copy_bandwidth, "time_call", lambda call, where: time_call(call, where, seconds=0.01))
+    rows = list(copy_bandwidth.run(setting(device)))
+    assert [row.quantity for row in rows] == ["bandwidth/torch"] + ["bandwidth/triton"] * (device.kind != "cpu")
+    for row in rows:
+        assert row.unit == "GB/s"
+        assert 0 < row.p20 <= row.measured <= row.p80
+        assert row.predicted is None or row.measured < 1.05 * row.predicted
+
+
+def test_a_copys_bandwidth_is_bytes_over_seconds_against_the_data_sheet(monkeypatch):
+    monkeypatch.setattr(copy_bandwidth, "SIZES", {"small": (10**6, "1 MB")})
+    monkeypatch.setattr(copy_bandwidth, "time_call", lambda call, where: (call(), (0.001, 0.002, 0.004))[1])
+    monkeypatch.setattr(copy_bandwidth, "_copies", lambda setting: {"torch": lambda out, x: out.copy_(x)})
+    named = Device("cpu", "cuda", "as if", 2**34, "a100-sxm-80gb")
+    (row,) = copy_bandwidth.run(setting(named))
+    assert (row.p20, row.measured, row.p80) == (0.5, 1.0, 2.0)
+    assert row.predicted == 2039.0  # GB/s, NVIDIA's A100 80GB SXM data sheet
+
+
+def test_a_copy_that_is_wrong_is_not_timed_into_a_result(monkeypatch):
+    monkeypatch.setattr(copy_bandwidth, "SIZES", {"small": (2**10, "1 KiB")})
+    monkeypatch.setattr(copy_bandwidth, "_copies", lambda setting: {"torch": lambda out, x: None})
+    monkeypatch.setattr(copy_bandwidth, "time_call", lambda call, where: (call(), (1.0, 1.0, 1.0))[1])
+    with pytest.raises(RuntimeError, match="torch's copy is not equal"):
+        list(copy_bandwidth.run(setting(resolve("cpu"))))
+
+
+def test_a_spread_is_the_median_and_the_fifths_around_it():
+    assert spread([5.0, 1.0, 3.0, 2.0, 4.0, 6.0]) == pytest.approx((2.0, 3.5, 5.0))
+
+
+def test_the_catalogue_has_every_device_that_a_driver_names():
+    assert set(CATALOGUE.values()) <= set(gpus())
+
+
+def test_every_workload_says_what_it_tests():
+    for name, workload in WORKLOADS.items():
+        assert workload.name == name
+        assert workload.tests
+        assert workload.needs
