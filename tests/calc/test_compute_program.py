@@ -1,0 +1,146 @@
+"""FLOPs against PyTorch's own count of the real transformers programs, to the last one."""
+
+from __future__ import annotations
+
+import pytest
+
+from calc.catalogue import load, load_config
+from calc.compute import ComputePlan, compute
+from calc.model.config import from_config
+
+pytestmark = pytest.mark.torch
+
+SEQ = 32
+_BASE = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_WIDE = _BASE | {"head_dim": 32}
+_MLA = {
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+}
+_EXPERTS = {"moe_intermediate_size": 32, "num_experts_per_tok": 3}
+# class, config class, fields
+PROGRAMS = {
+    "LlamaForCausalLM": ("LlamaConfig", _BASE),
+    "MistralForCausalLM": ("MistralConfig", _WIDE | {"sliding_window": 64}),
+    "Qwen2ForCausalLM": ("Qwen2Config", _BASE | {"tie_word_embeddings": True}),
+    "Qwen3ForCausalLM": ("Qwen3Config", _WIDE),
+    "GemmaForCausalLM": ("GemmaConfig", _WIDE),
+    "Gemma2ForCausalLM": ("Gemma2Config", _WIDE | {"sliding_window": 64}),
+    "Gemma3ForCausalLM": ("Gemma3TextConfig", _WIDE | {"sliding_window": 64}),
+    "Phi3ForCausalLM": ("Phi3Config", _BASE),
+    "Olmo2ForCausalLM": ("Olmo2Config", _BASE),
+    "GPT2LMHeadModel": (
+        "GPT2Config",
+        {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128, "bos_token_id": 1, "eos_token_id": 2},
+    ),
+    "MixtralForCausalLM": ("MixtralConfig", _BASE | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "Qwen3MoeForCausalLM": ("Qwen3MoeConfig", _WIDE | _EXPERTS | {"num_experts": 8}),
+    "DeepseekV3ForCausalLM": (
+        "DeepseekV3Config",
+        _BASE
+        | _MLA
+        | _EXPERTS
+        | {"num_key_value_heads": 4, "n_routed_experts": 8, "n_group": 2, "topk_group": 2}
+        | {"first_k_dense_replace": 1, "n_shared_experts": 1},
+    ),
+    "GptOssForCausalLM": (
+        "GptOssConfig",
+        _WIDE
+        | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 64}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    ),
+    "DeepseekV4ForCausalLM": (
+        "DeepseekV4Config",
+        {key: _WIDE[key] for key in _WIDE if key not in ("intermediate_size", "num_key_value_heads")}
+        | {"q_lora_rank": 24, "o_groups": 2, "o_lora_rank": 8, "n_routed_experts": 4, "sliding_window": 1024}
+        | {"moe_intermediate_size": 32, "num_experts_per_tok": 2, "index_n_heads": 2, "index_head_dim": 16}
+        | {"index_topk": 1024, "max_position_embeddings": 1024},
+    ),
+}
+
+
+def program(name: str, device: str = "cpu"):
+    """The real program and the spec of the same config. Experts run one by one, so that each is counted as it is used."""
+    import torch
+    import transformers
+
+    config_class, fields = PROGRAMS[name]
+    config = getattr(transformers, config_class)(**fields)
+    config._attn_implementation = "eager"
+    config._experts_implementation = "eager"
+    with torch.device(device):
+        model = getattr(transformers, name)(config).train()
+    return model, from_config(config.to_dict() | {"architectures": [name]})
+
+
+def counted(model, seq: int) -> tuple[int, int]:
+    """(forward, forward and backward) FLOPs that PyTorch counts, without the rotary tables, which are an outer product of
+    positions and frequencies written as a matmul."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    device = next(model.parameters()).device
+    ids = torch.ones(1, seq, dtype=torch.int64, device=device)
+    # making the mask reads positions, which the meta device does not have: there it is given
+    mask = {"attention_mask": torch.zeros(1, 1, seq, seq, device=device)} if device.type == "meta" else {}
+    with FlopCounterMode(display=False) as counter:
+        logits = model(ids, use_cache=False, **mask).logits
+        found = counter.get_flop_counts()
+        forward = sum(found["Global"].values())
+        rotary = sum(sum(part.values()) for name, part in found.items() if name.endswith("rotary_emb"))
+        logits.backward(torch.ones_like(logits))
+    return forward - rotary, counter.get_total_flops() - rotary
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "DeepseekV4ForCausalLM"])
+def test_the_program_computes_what_the_full_convention_counts(name):
+    model, spec = program(name)
+    answer = compute(spec, ComputePlan(seq=SEQ)).full
+    assert counted(model, SEQ) == (SEQ * answer.forward_flops_per_token, answer.training_flops)
+
+
+def test_deepseek_v4_is_counted_but_for_the_mixing_of_its_streams():
+    """Left out: each half of a layer multiplies its n streams by an n x n matrix, 2 n^2 h FLOPs a token."""
+    model, spec = program("DeepseekV4ForCausalLM")
+    seq, streams, h, layers = 256, 4, 64, 2
+    answer = compute(spec, ComputePlan(seq=seq)).full
+    left_out = seq * layers * 2 * 2 * streams**2 * h
+    assert counted(model, seq)[0] == seq * answer.forward_flops_per_token + left_out
+
+
+def test_llama_2_7b_whole_on_the_meta_device():
+    import torch
+    import transformers
+
+    config = transformers.LlamaConfig(**load_config("llama-2-7b"))
+    config._attn_implementation = "eager"
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config).train()
+    answer = compute(load("llama-2-7b"), ComputePlan(seq=4096)).full
+    assert counted(model, 4096) == (4096 * answer.forward_flops_per_token, answer.training_flops)
+
+
+def test_full_recomputation_repeats_the_layers_and_not_the_head():
+    from torch.utils.checkpoint import set_checkpoint_early_stop
+
+    model, spec = program("LlamaForCausalLM")
+    model.activation_checkpointing_enable()
+    with set_checkpoint_early_stop(
+        False
+    ):  # by default the last matmul of a layer, whose output nobody needs, is spared
+        _, total = counted(model, SEQ)
+    assert total == compute(spec, ComputePlan(seq=SEQ, recompute="full")).full.hardware_flops
