@@ -1,0 +1,167 @@
+"""`train`: what one training step needs on each device, and whether it fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from calc.breakdown import Breakdown, Component
+from calc.hardware import Gpu
+from calc.model.mixers import Recurrence
+from calc.model.spec import ModelSpec
+from calc.training.hf_stage import needs_eager
+from calc.training.memory import PHASES, StageMemory, stage_memory
+from calc.training.overhead import SOURCES, Overhead, overhead
+from calc.training.plan import TrainingPlan, check
+from calc.training.recipes import OPTIMIZERS, RECIPES
+from calc.training.stages import Stage, stages
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingAnswer:
+    """Bytes of one device: the one with the highest peak; every stage's lie in `stages`."""
+
+    spec: ModelSpec
+    plan: TrainingPlan
+    gpu: Gpu | None
+    stages: tuple[StageMemory, ...]
+
+    @cached_property
+    def worst(self) -> StageMemory:
+        """The stage with the highest peak; the first of equals."""
+        return max(self.stages, key=lambda stage: stage.peak[1].bytes)
+
+    @cached_property
+    def breakdown(self) -> Breakdown:
+        """What is alive at the peak instant; its leaves sum to `peak_bytes`."""
+        return Breakdown(Component("", children=self.worst.components()), "bytes")
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.worst.peak[1].bytes
+
+    @property
+    def peak_phase(self) -> str:
+        return self.worst.peak[0]
+
+    @property
+    def phases(self) -> dict[str, int]:
+        return {phase: self.worst.moments[phase].bytes for phase in PHASES}
+
+    @property
+    def parameters_bytes(self) -> int:
+        return self.worst.states[0]
+
+    @property
+    def gradients_bytes(self) -> int:
+        return self.worst.states[1]
+
+    @property
+    def optimizer_bytes(self) -> int:
+        return self.worst.states[2]
+
+    @property
+    def activations_bytes(self) -> int:
+        return self.worst.activations
+
+    @cached_property
+    def overhead(self) -> Overhead:
+        return overhead(self.plan, self.gpu, self.peak_bytes)
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self.peak_bytes + self.overhead.workspace + self.overhead.fragmentation
+
+    @property
+    def driver_bytes(self) -> int:
+        return self.reserved_bytes + self.overhead.context + self.overhead.nccl
+
+    @property
+    def gpu_memory_bytes(self) -> int | None:
+        return self.gpu.memory_bytes if self.gpu else None
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether all of it fits in what the driver shows; None without a GPU."""
+        return None if self.gpu_memory_bytes is None else self.driver_bytes <= self.gpu_memory_bytes
+
+    @property
+    def headroom_bytes(self) -> int | None:
+        return None if self.gpu_memory_bytes is None else self.gpu_memory_bytes - self.driver_bytes
+
+    @cached_property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the config left open, and what the estimate takes for granted."""
+        return tuple(dict.fromkeys((*self.spec.assumptions, *_assumptions(self.plan, self.spec), *SOURCES.values())))
+
+    def as_json(self) -> dict[str, Any]:
+        """The answer with the keys of `python -m calc train`."""
+        return {
+            "model": self.spec.name,
+            "peak_bytes": self.peak_bytes,
+            "peak_phase": self.peak_phase,
+            "phases": self.phases,
+            "parameters_bytes": self.parameters_bytes,
+            "gradients_bytes": self.gradients_bytes,
+            "optimizer_bytes": self.optimizer_bytes,
+            "activations_bytes": self.activations_bytes,
+            "overhead_bytes": self.overhead._asdict(),
+            "reserved_bytes": self.reserved_bytes,
+            "driver_bytes": self.driver_bytes,
+            "gpu_memory_bytes": self.gpu_memory_bytes,
+            "fits": self.fits,
+            "headroom_bytes": self.headroom_bytes,
+            "gpus": self.plan.gpus,
+            "stages": [_stage_json(stage) for stage in self.stages],
+            "components": self.breakdown.components(),
+            "assumptions": list(self.assumptions),
+        }
+
+
+def _stage_json(memory: StageMemory) -> dict[str, Any]:
+    phase, moment = memory.peak
+    return {
+        "stage": memory.stage.rank,
+        "layers": len(memory.stage.layers),
+        "in_flight": memory.stage.chunks,
+        "peak_bytes": moment.bytes,
+        "peak_phase": phase,
+        "parameters_bytes": memory.states[0],
+        "gradients_bytes": memory.states[1],
+        "optimizer_bytes": memory.states[2],
+        "activations_bytes": memory.activations,
+    }
+
+
+def _assumptions(plan: TrainingPlan, spec: ModelSpec) -> list[str]:
+    told = [
+        "labels are the inputs, no attention mask is given, gradients are set to None, and the optimizer has its state"
+    ]
+    told += [note for note in (RECIPES[plan.recipe].note, OPTIMIZERS[plan.optimizer].note) if note]
+    towers = [tower.name for tower in spec.towers if tower.in_total]
+    if towers:
+        told.append(f"text-only step: {', '.join(towers)} hold states and no activations")
+    kinds = dict.fromkeys(kind.mixer.kind for kind in spec.layers.kinds if isinstance(kind.mixer, Recurrence))
+    told += [f"{kind} layers keep their input and what their usual kernel is known to keep" for kind in kinds]
+    if plan.attention == "sdpa" and plan.implementation == "hf" and needs_eager(spec):
+        told.append("attention: transformers runs this model's attention eager (capped scores or sinks have no SDPA)")
+    if plan.ep > 1:
+        told.append("experts are balanced: every rank serves as many tokens as it holds")
+    return told
+
+
+def train(spec: ModelSpec, plan: TrainingPlan, gpu: Gpu | None = None) -> TrainingAnswer:
+    """Memory of one training step of a model under a plan. InputError when the layout does not fit the model."""
+    check(plan, spec)
+    made: dict[tuple[object, ...], StageMemory] = {}
+    answers = []
+    for stage in stages(plan, spec):
+        answers.append(_stage(plan, spec, stage, made))
+    return TrainingAnswer(spec, plan, gpu, tuple(answers))
+
+
+def _stage(
+    plan: TrainingPlan, spec: ModelSpec, stage: Stage, made: dict[tuple[object, ...], StageMemory]
+) -> StageMemory:
+    return stage_memory(plan, spec, stage)

@@ -1,0 +1,214 @@
+"""The transformers program of a decoder: its layers, and what stands at both ends."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from calc.model.feed_forward import FeedForward, MoE
+from calc.model.mixers import Attention, LatentAttention, Mixer, Recurrence
+from calc.model.spec import Layer, ModelSpec
+from calc.model.weights import Norm, dim
+from calc.training import ops
+from calc.training.blocks import OUTSIDE, Block, record, recomputed
+from calc.training.hf_attention import attention, latent
+from calc.training.hf_forward import mlp, moe
+from calc.training.ops import FULL, LONG, ONE
+from calc.training.program import Builder, Settings
+from calc.training.tape import FIXED, POSITIONS, Edge, Value, Weight
+from calc.training.tensors import linear_modules
+
+
+def _norm(layer: Layer, *names: str) -> Norm | None:
+    return next((norm for norm in layer.norms if norm.name in names), None)
+
+
+def _places(layer: Layer) -> tuple[Norm | None, Norm | None, Norm | None, Norm | None]:
+    """The norms before and after the mixer and before and after the feed-forward, told apart by their names."""
+    names = {norm.name for norm in layer.norms}
+    sandwich = "pre_feedforward_norm" in names
+    first = _norm(layer, "input_norm", "norm", "input_layernorm")
+    attention_norm = _norm(layer, "post_attention_norm")
+    after = attention_norm if sandwich or (first is None and layer.mixer is not None) else None
+    before = _norm(layer, "pre_feedforward_norm") if sandwich else attention_norm if after is None else None
+    if before is None and after is None and layer.mixer is None:
+        first, before = None, first
+    return first, after, before, _norm(layer, "post_feedforward_norm")
+
+
+def _mix(b: Builder, x: Value, mixer: Mixer, tables: Value) -> Value:
+    if isinstance(mixer, Attention):
+        with b.tape.part("attention"):
+            return attention(b, x, mixer, tables)
+    if isinstance(mixer, LatentAttention):
+        with b.tape.part("attention"):
+            return latent(b, x, mixer, tables)
+    with b.tape.part(mixer.kind):
+        return _recurrent(b, x, mixer)
+
+
+def _recurrent(b: Builder, x: Value, mixer: Recurrence) -> Value:
+    """A recurrence as one operator that keeps its input and what its kernel is known to keep."""
+    t = b.tape
+    inner = t.new("saved", mixer.saved, x.extent, x.bytes)
+    out = t.like(x, "mixed")
+    weights = b.weight(*mixer.weights)
+
+    def backward(g: Value, *saved: Value) -> tuple[Value | None]:
+        if weights.trains:
+            ops.weight_gradient(t, weights)
+        return (t.like(g),)
+
+    t.record([x, Edge() if weights.trains else None], out, [x, inner], backward)
+    return out
+
+
+def _feed(b: Builder, x: Value, module: FeedForward) -> Value:
+    if isinstance(module, MoE):
+        return moe(b, x, module)
+    with b.tape.part("mlp"):
+        return mlp(b, x, module)
+
+
+def _program(b: Builder, layer: Layer, x: Value, tables: Value) -> Value:
+    t = b.tape
+    first, after, before, last = _places(layer)
+    residual_dropout = b.settings.probability("residual")
+
+    def branch(value: Value, norm: Norm | None) -> Value:
+        if norm is None:
+            return value
+        with t.part("norms"):
+            return b.norm(value, norm)
+
+    def mixed(value: Value) -> Value:
+        made = branch(_mix(b, branch(value, first), layer.mixer, tables), after)  # type: ignore[arg-type]
+        return ops.dropout(t, made, residual_dropout, "mixer_output")
+
+    def fed(value: Value) -> Value:
+        made = branch(_feed(b, branch(value, before), layer.feed_forward), last)  # type: ignore[arg-type]
+        return ops.dropout(t, made, residual_dropout, "feed_forward_output")
+
+    if layer.parallel and layer.mixer and layer.feed_forward:
+        shared = branch(x, first)
+        left = ops.dropout(t, _mix(b, shared, layer.mixer, tables), residual_dropout, "mixer_output")
+        right = ops.dropout(
+            t,
+            _feed(b, branch(x, before) if before else shared, layer.feed_forward),
+            residual_dropout,
+            "feed_forward_output",
+        )
+        del shared
+        return ops.add(t, ops.add(t, left, right), x, "output")
+    if layer.mixer:
+        x = ops.add(t, x, mixed(x), "residual")
+    if layer.feed_forward:
+        x = ops.add(t, x, fed(x), "output")
+    return ops.view_of(t, x)
+
+
+@lru_cache(maxsize=4096)
+def layer_block(
+    layer: Layer, path: tuple[str, ...], settings: Settings, recompute: bool, trains: bool, residual: int
+) -> Block:
+    """One layer. `trains`: a gradient flows to its input; `residual` are the bytes of the numbers between the layers."""
+    modules = tuple(module for _, module in linear_modules(layer.parts))
+    width = dim("h", _hidden(layer))
+
+    def run(saving: bool) -> Block:
+        builder = Builder(settings, layer, modules, saving)
+        tables = builder.tape.new("tables", dim("d", 1), POSITIONS, residual)
+        builder.tape.storages.clear()
+        tables.storage.number = OUTSIDE
+        return record(
+            builder,
+            path,
+            lambda held: _program(builder, layer, held[0], tables),
+            width,
+            settings.between,
+            residual,
+            trains,
+        )
+
+    return recomputed(run(False), run(True)) if recompute else run(True)
+
+
+def _hidden(layer: Layer) -> int:
+    part = layer.mixer or layer.feed_forward
+    if isinstance(part, Recurrence):
+        return next((norm.size.size for norm in layer.norms), 1)
+    return part.hidden_size if part else next((norm.size.size for norm in layer.norms), 1)
+
+
+@lru_cache(maxsize=512)
+def end_block(spec: ModelSpec, settings: Settings, loss: str, residual: int, trains: bool) -> Block:
+    """Final norm, head and loss."""
+    b = Builder(settings)
+    t = b.tape
+    vocabulary = b.local(dim("V", spec.vocab_size))
+    head = spec.head or spec.embeddings[:1]
+    lora = settings.lora
+
+    def program(held: list[Value]) -> Value:
+        x = held.pop()
+        if spec.final_norm:
+            with t.part("final_norm"):
+                x = b.norm(x, spec.final_norm)
+        if not spec.has_head:
+            return ops.view_of(t, x)
+        with t.part("head"):
+            weight = b.weight(*(w for w in head if w.matmul or spec.tied))
+            logits = ops.linear(t, x, Weight("weight", weight.dim, lora is None, settings.bytes), vocabulary, "logits")
+            if spec.logit_softcap:
+                logits = ops.scale(t, ops.unary(t, ops.scale(t, logits), "capped", "result"), "logits")
+            if spec.head_scale:
+                logits = ops.scale(t, logits, "logits")
+        with t.part("loss"):
+            return _loss(t_logits=logits, b=b, vocabulary=vocabulary)
+
+    return record(b, (), program, dim("h", spec.hidden_size), settings.between, residual, trains)
+
+
+def _loss(t_logits: Value, b: Builder, vocabulary: object) -> Value:
+    t = b.tape
+    wide = ops.cast(t, t_logits, FULL, "fp32_logits")
+    labels = t.new("labels", ONE, t_logits.extent, LONG)
+    log = ops.softmax(t, wide, "log_probabilities", FULL)
+    out = t.new("loss", ONE, FIXED, FULL)
+    weight = t.new("total_weight", ONE, FIXED, FULL)
+    ops.kernel(t, [log], out, [log, labels, weight])
+    return out
+
+
+@lru_cache(maxsize=512)
+def embedding_block(spec: ModelSpec, settings: Settings) -> Block:
+    """The token table, the position table where there is one, and their dropout."""
+    b = Builder(settings)
+    t = b.tape
+    h = dim("h", spec.hidden_size)
+    trains = settings.lora is None
+
+    def program(held: list[Value]) -> Value:
+        tokens = held.pop()
+        tokens.storage.number = OUTSIDE  # the caller's
+        with t.part("embedding"):
+            out = None
+            for index, table in enumerate(spec.embeddings[:2]):
+                weight = b.weight(table)
+                ids = tokens if index == 0 else t.new("positions", ONE, POSITIONS, LONG)
+                looked = t.new(table.name, h, settings.between if index == 0 else POSITIONS, settings.bytes)
+                t.record([Edge() if trains else None], looked, [ids], _table_gradient(b, weight))
+                out = looked if out is None else ops.add(t, out, looked, "sum")
+            assert out is not None
+            if spec.embedding_scale:
+                out = ops.scale(t, out, "scaled")
+            return ops.dropout(t, out, settings.probability("embedding"), "dropped")
+
+    return record(b, (), program, ONE, settings.between, LONG, False)
+
+
+def _table_gradient(b: Builder, weight: Weight):  # type: ignore[no-untyped-def]
+    def backward(g: Value, *saved: Value) -> tuple[None]:
+        ops.weight_gradient(b.tape, weight)
+        return (None,)
+
+    return backward

@@ -1,0 +1,189 @@
+"""The attention modules of transformers, written on a tape."""
+
+from __future__ import annotations
+
+from calc.model.mixers import Attention, LatentAttention
+from calc.model.weights import Dim, dim
+from calc.model.weights import Weight as ModelWeight
+from calc.training import ops
+from calc.training.ops import FULL, HALF, LONG, ONE
+from calc.training.program import Builder
+from calc.training.tape import FIXED, MASK, PAIRS, Extent, Value
+
+
+def _named(weights: tuple[ModelWeight, ...], *names: str) -> tuple[ModelWeight, ...]:
+    wanted = {name for base in names for name in (base, f"{base}_bias")}
+    return tuple(weight for weight in weights if weight.name in wanted)
+
+
+def rotary(b: Builder, x: Value, tables: Value, name: str) -> Value:
+    """x * cos + rotate_half(x) * sin; the tables are the model's own and counted once."""
+    t = b.tape
+    half = Dim(x.dim.size // 2, rf"\frac{{{x.dim.latex}}}{{2}}", x.dim.numbers)
+
+    def turned() -> Value:
+        first, second = ops.slices(t, x, [half, half])
+        return ops.join(t, [ops.scale(t, second), first], x.dim, "rotated")
+
+    return ops.add(t, ops.mul(t, x, tables, "cosine"), ops.mul(t, turned(), tables, "sine"), name)
+
+
+def attention(b: Builder, x: Value, mixer: Attention, tables: Value) -> Value:
+    """Projections, norms on heads, rotary positions, the kernel and the output projection."""
+    t, weights = b.tape, mixer.parts[0].weights
+    a, k = b.local(dim("a", mixer.num_attention_heads)), b.kv_heads(mixer.num_key_value_heads)
+    d, d_v = dim("d", mixer.head_dim), dim("d_v" if mixer.v_head_dim != mixer.head_dim else "d", mixer.v_head_dim)
+    gate = None
+    names = mixer.modules
+    if names[0] and names[0] == names[2]:
+        parts = [a * d, k * d, k * d_v]
+        whole = _sum(parts)
+        fused = b.linear(x, _named(weights, "query", "key", "value"), whole, "query_key_value", names[0])
+        query, key, value = (ops.split if names[0] == "c_attn" else ops.slices)(t, fused, parts)
+        del fused
+    else:
+        queries = dim("2", 2) * a * d if mixer.gated else a * d
+        query = b.linear(x, _named(weights, "query"), queries, "query", names[0])
+        if mixer.gated:
+            query, gate = ops.split(t, query, [a * d, a * d])
+        key = b.linear(x, _named(weights, "key"), k * d, "key", names[1])
+        value = key if mixer.key_is_value else b.linear(x, _named(weights, "value"), k * d_v, "value", names[2])
+    if mixer.q_norm:
+        query = b.norm(query, mixer.q_norm, ONE if mixer.q_norm.size.size > mixer.head_dim else a)
+    if mixer.k_norm:
+        key = b.norm(key, mixer.k_norm, ONE if mixer.k_norm.size.size > mixer.head_dim else k)
+    if mixer.v_norm:
+        value = b.norm(value, mixer.v_norm, k)
+    if mixer.rotary:
+        query, key = rotary(b, query, tables, "query"), rotary(b, key, tables, "key")
+    mixed = kernel(b, query, key, value, (a, k, d, d_v), mixer.window or mixer.chunk, mixer.softcap)
+    if gate is not None:
+        mixed = ops.mul(t, mixed, ops.unary(t, gate, "gate", "result"), "gated")
+    return b.linear(mixed, _named(weights, "output"), dim("h", mixer.hidden_size), "output", names[3])
+
+
+def _sum(parts: list[Dim]) -> Dim:
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = whole + part
+    return whole
+
+
+Heads = tuple[Dim, Dim, Dim, Dim]  # query heads, key heads, head size, value head size
+
+
+def kernel(
+    b: Builder, query: Value, key: Value, value: Value, heads: Heads, window: int, softcap: bool = False
+) -> Value:
+    """Attention by the kernel that CUDA picks: flash for 16 bits, one head size and no mask; the efficient kernel for other
+    sizes, masks and fp32 where all heads are equal; plain mathematics for the rest (PyTorch 2.13, sdp_utils.cpp)."""
+    t, settings = b.tape, b.settings
+    a, k, d, d_v = heads
+    masked = 0 < window < settings.seq and settings.attention != "flash"
+    size = HALF if settings.autocast else query.bytes
+    if settings.attention == "eager":
+        return _eager(b, query, key, value, heads, softcap)
+    query, key, value = (ops.cast(t, x, size, name) for x, name in ((query, "query"), (key, "key"), (value, "value")))
+    grouped = a.size != k.size
+    if settings.attention == "flash" or (size == HALF and not masked and d.size == d_v.size and d.size <= 256):
+        return _fused(b, query, key, value, heads, "flash")
+    if grouped and (masked or d.size != d_v.size):  # transformers repeats the heads itself
+        key, value = ops.copy(t, key, "repeated_key", a * d), ops.copy(t, value, "repeated_value", a * d_v)
+        grouped = False
+    if not grouped:
+        return _fused(b, query, key, value, heads, "efficient", masked)
+    return _mathematics(b, query, key, value, heads)
+
+
+def _fused(b: Builder, query: Value, key: Value, value: Value, heads: Heads, name: str, masked: bool = False) -> Value:
+    t, (a, _, _, d_v) = b.tape, heads
+    out = t.new("mixed", a * d_v, query.extent, query.bytes)
+    sums = t.new("logsumexp", a, query.extent, FULL)
+    seeds = [t.new("seed", dim("2", 2) if name == "flash" else ONE, FIXED, LONG), t.new("offset", ONE, FIXED, LONG)]
+    bias = [t.new("mask", ONE, MASK, query.bytes)] if masked else []
+    ops.kernel(
+        t, [query, key, value], out, [query, key, value, out, sums, *seeds, *bias] if query.grad or value.grad else []
+    )
+    return out
+
+
+def _scores(extent: Extent) -> Extent:
+    return Extent(extent.batch, 2, extent.shards)
+
+
+def _mathematics(b: Builder, query: Value, key: Value, value: Value, heads: Heads) -> Value:
+    """PyTorch's plain composition: everything in fp32, all scores kept."""
+    t, (a, _, d, d_v) = b.tape, heads
+    kept = query.bytes
+    query, key, value = (ops.cast(t, x, FULL) for x in (query, key, value))
+    query = ops.scale(t, query, "query")
+    key = ops.copy(t, key, "repeated_key", a * d)
+    value = ops.copy(t, value, "repeated_value", a * d_v)
+    key = ops.scale(t, key, "repeated_key")
+    scores = t.new("scores", a, PAIRS, FULL)
+    ops.kernel(t, [query, key], scores, [query, key])
+    weights = ops.softmax(t, scores, "weights")
+    del scores
+    out = t.new("mixed", a * d_v, query.extent, FULL)
+    ops.kernel(t, [weights, value], out, [weights, value])
+    return ops.copy(t, ops.cast(t, out, kept), "output_input")
+
+
+def _eager(b: Builder, query: Value, key: Value, value: Value, heads: Heads, softcap: bool) -> Value:
+    """transformers' eager attention: repeated heads, scores, an fp32 softmax, weights in the model's format."""
+    t, (a, k, d, d_v) = b.tape, heads
+    size = ops.matmul_bytes(t, value)
+    if a.size != k.size:
+        key, value = ops.copy(t, key, "repeated_key", a * d), ops.copy(t, value, "repeated_value", a * d_v)
+    query, key, value = (ops.cast(t, x, size, name) for x, name in ((query, "query"), (key, "key"), (value, "value")))
+    scores = t.new("scores", a, PAIRS, size)
+    ops.kernel(t, [query, key], scores, [query, key] if query.grad else [])
+    scores = ops.scale(t, scores, "scores")
+    if softcap:
+        scores = ops.scale(t, ops.unary(t, ops.scale(t, scores), "capped", "result"), "scores")
+    scores = ops.scale(t, scores, "scores")  # plus the mask
+    weights = ops.cast(t, ops.softmax(t, scores, "probabilities", FULL), size, "weights")
+    weights = ops.dropout(t, weights, b.settings.probability("attention"), "weights")
+    out = t.new("mixed", a * d_v, query.extent, size)
+    ops.kernel(t, [weights, value], out, [weights, value] if weights.grad or value.grad else [])
+    return ops.copy(t, out, "output_input")
+
+
+def latent(b: Builder, x: Value, mixer: LatentAttention, tables: Value) -> Value:
+    """Multi-head latent attention, its keys and values expanded to all heads (transformers trains it so)."""
+    t, weights = b.tape, mixer.parts[0].weights
+    a = b.local(dim("a", mixer.num_attention_heads))
+    nope, rope, d_v = (
+        dim("d_n", mixer.qk_nope_head_dim),
+        dim("d_r", mixer.qk_rope_head_dim),
+        dim("d_v", mixer.v_head_dim),
+    )
+    rank, r_q = dim("r_kv", mixer.kv_lora_rank), dim("r_q", mixer.q_lora_rank)
+    norms = {norm.name: norm for norm in mixer.norms}
+    if mixer.q_lora_rank:
+        down = b.linear(x, _named(weights, "query_down"), r_q, "query_down", "q_a_proj")
+        down = b.norm(down, norms["q_norm"])
+        query = b.linear(down, _named(weights, "query_up"), a * (nope + rope), "query", "q_b_proj")
+        del down
+    else:
+        query = b.linear(x, _named(weights, "query"), a * (nope + rope), "query", "q_proj")
+    passed, turned = ops.split(t, query, [a * nope, a * rope])
+    latents = b.linear(x, _named(weights, "key_value_down"), rank + rope, "latent", "kv_a_proj_with_mqa")
+    low, key_rope = ops.split(t, latents, [rank, rope])
+    low = b.norm(low, norms["kv_norm"])
+    expanded = b.linear(low, _named(weights, "key_value_up"), a * (nope + d_v), "key_value", "kv_b_proj")
+    key_pass, value = ops.split(t, expanded, [a * nope, a * d_v])
+    turned, key_rope = rotary(b, turned, tables, "query_rotary"), rotary(b, key_rope, tables, "key_rotary")
+    query = ops.join(t, [passed, turned], a * (nope + rope), "query")
+    key_rope = _expanded(b, key_rope, a * rope)
+    key = ops.join(t, [key_pass, key_rope], a * (nope + rope), "key")
+    mixed = kernel(b, query, key, value, (a, a, nope + rope, d_v), 0)
+    return b.linear(mixed, _named(weights, "output"), dim("h", mixer.hidden_size), "output", "o_proj")
+
+
+def _expanded(b: Builder, x: Value, whole: Dim) -> Value:
+    """`expand`: the same memory seen by every head; backward sums over the heads."""
+    view = Value(b.tape, x.storage, whole, None)
+    meta = (x.dim, x.extent, x.bytes)
+    b.tape.record([x], view, [], lambda g: (b.tape.new("gradient", *meta),))
+    return view

@@ -1,0 +1,164 @@
+"""A pipeline stage of the transformers program: its segments, and what the model itself keeps."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from calc.breakdown import Component, Formula, Number
+from calc.model.mixers import Attention, LatentAttention
+from calc.model.spec import ModelSpec
+from calc.training.blocks import Block, Sizes, alive_at, block_bytes, storage_bytes
+from calc.training.hf import embedding_block, end_block, layer_block
+from calc.training.plan import TrainingPlan
+from calc.training.program import Settings
+from calc.training.recipes import RECIPES
+from calc.training.segments import Constant, Segment
+from calc.training.stages import Stage
+from calc.training.states import GRANULE, tree
+from calc.training.tape import Storage
+from calc.training.tensors import Lora, ModelTensors, Tensors, kind_path
+from calc.units import round_up
+
+SOURCE = (
+    "transformers 5.24 on PyTorch 2.13: what autograd saves, operator by operator (tools/autograd/derivatives.yaml)"
+)
+URL = "https://github.com/pytorch/pytorch/blob/v2.13.0/tools/autograd/derivatives.yaml"
+
+
+def settings_of(plan: TrainingPlan, spec: ModelSpec) -> Settings:
+    """What the blocks of this plan depend on."""
+    recipe = RECIPES[plan.recipe]
+    longest = max(
+        (kind.mixer.window or kind.mixer.chunk for kind in spec.layers.kinds if isinstance(kind.mixer, Attention)),
+        default=0,
+    )
+    return Settings(
+        bytes=recipe.weight if recipe.autocast or not recipe.gathered else recipe.compute,
+        autocast=recipe.autocast,
+        attention=attention_of(plan, spec),
+        dropout=spec.dropout if plan.dropout == "config" else (),
+        tp=plan.tp,
+        ep=plan.ep,
+        sharded_sequence=plan.sharded_sequence,
+        lora=Lora(plan.lora_rank, plan.lora_targets) if plan.method == "lora" else None,
+        router=spec.architecture,
+        seq=plan.seq if longest else 0,
+    )
+
+
+def attention_of(plan: TrainingPlan, spec: ModelSpec) -> str:
+    """The attention that the model class really runs: those with capped scores or sinks have no SDPA in transformers."""
+    return "eager" if plan.attention == "sdpa" and needs_eager(spec) else plan.attention
+
+
+@lru_cache(maxsize=256)
+def needs_eager(spec: ModelSpec) -> bool:
+    mixers = [kind.mixer for kind in spec.layers.kinds]
+    return any(isinstance(mixer, Attention) and (mixer.softcap or mixer.sinks) for mixer in mixers)
+
+
+def hf_segments(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: ModelTensors) -> list[Segment]:
+    """The stage's blocks in order of execution."""
+    settings = settings_of(plan, spec)
+    sizes = Sizes(plan.micro_batch, plan.seq // plan.cp, GRANULE)
+    residual = settings.bytes
+    frozen = settings.lora is not None
+    recompute = plan.recompute == "full"
+    made: list[Segment] = []
+    if stage.first:
+        made.append(_segment(("embedding",), embedding_block(spec, settings), sizes, tensors.embedding, plan))
+    cached: dict[tuple[int, bool], Segment] = {}
+    for index, kind in enumerate(stage.layers):
+        trains = not (frozen and stage.begins and index == 0)
+        if (kind, trains) not in cached:
+            path = kind_path(spec.layers, kind)
+            block = layer_block(spec.layers.kinds[kind], path, settings, recompute, trains, residual)
+            cached[kind, trains] = _segment(path, block, sizes, tensors.kinds[kind], plan)
+        made.append(cached[kind, trains])
+    if stage.last:
+        block = end_block(spec, settings, plan.loss, residual, True)
+        made.append(_segment(("end",), block, sizes, tensors.end, plan))
+    return made
+
+
+def _segment(path: tuple[str, ...], block: Block, sizes: Sizes, tensors: Tensors, plan: TrainingPlan) -> Segment:
+    def kept() -> tuple[Component, ...]:
+        return storage_tree([block.storages[number] for number in block.kept], sizes, plan)
+
+    def alive(phase: str, accumulating: bool) -> tuple[Component, ...]:
+        return storage_tree(alive_at(block, sizes, phase, accumulating), sizes, plan)
+
+    return Segment(path, block_bytes(block, sizes), tensors, 0 in block.kept, kept, alive)
+
+
+def storage_tree(
+    storages: tuple[Storage, ...] | list[Storage], sizes: Sizes, plan: TrainingPlan
+) -> tuple[Component, ...]:
+    """Storages as leaves under the names of the modules that made them; equal names are numbered."""
+    seen: dict[tuple[str, ...], int] = {}
+    leaves = []
+    for storage in storages:
+        again = seen[storage.name] = seen.get(storage.name, 0) + 1
+        name = storage.name if again == 1 else (*storage.name[:-1], f"{storage.name[-1]}_{again}")
+        leaves.append((name, _leaf(name[-1], storage, sizes, plan)))
+    return tree(leaves)
+
+
+def _leaf(name: str, storage: Storage, sizes: Sizes, plan: TrainingPlan) -> Component:
+    extent, numbers = storage.extent, dict(storage.dim.numbers)
+    factors = [str(storage.bytes)]
+    if extent.batch:
+        factors.append("<b>")
+        numbers["b"] = sizes.batch
+    if extent.sequence:
+        factors.append("<s>" if extent.sequence == 1 else "<s>^{2}")
+        numbers["s"] = sizes.tokens
+    if storage.dim.latex != "<1>":
+        factors.append(storage.dim.latex)
+    latex = r" \cdot ".join(factors)
+    if extent.shards > 1:
+        divided = r" \cdot ".join(factors[1:])
+        latex = rf"{factors[0]} \cdot \lceil \frac{{{divided}}}{{<t>}} \rceil"
+        numbers["t"] = extent.shards
+    value = storage_bytes(storage, sizes)
+    exact = storage_bytes(storage, sizes._replace(granule=1))
+    if exact != value:
+        latex = rf"512 \cdot \lceil \frac{{{latex}}}{{512}} \rceil"
+    assumes = ("s: tokens of a sequence on this device, s / c under context parallelism",) if plan.cp > 1 else ()
+    used = {letter: number for letter, number in numbers.items() if f"<{letter}>" in latex}
+    return Component(name, value, formula=Formula(latex, SOURCE, URL, assumes), numbers=used)
+
+
+def hf_constants(plan: TrainingPlan, spec: ModelSpec) -> list[Constant]:
+    """What lives beside the blocks: the token ids, the loss, the rotary tables that all layers read and their frequencies."""
+    batch, tokens = plan.micro_batch, plan.seq // plan.cp
+    made = [
+        _constant("input_ids", 8 * batch * tokens, r"8 \cdot <b> \cdot <s>", {"b": batch, "s": tokens}, True, "step"),
+        _constant("loss", 4, "4", {}, True, "step"),
+    ]
+    recipe = RECIPES[plan.recipe]
+    size = recipe.compute if recipe.gathered else recipe.weight
+    for width in _rotary_widths(spec):
+        latex = rf"{size} \cdot <s> \cdot <d>"
+        for name in ("cosines", "sines"):
+            made.append(_constant(name, size * tokens * width, latex, {"s": tokens, "d": width}, False, "layers"))
+        for name in ("frequencies", "original_frequencies"):
+            made.append(_constant(name, 2 * width, r"2 \cdot <d>", {"d": width}, False, "step"))
+    return made
+
+
+def _constant(name: str, exact: int, latex: str, numbers: dict[str, Number], each: bool, until: str) -> Constant:
+    value = round_up(exact, GRANULE)
+    latex = latex if value == exact else rf"512 \cdot \lceil \frac{{{latex}}}{{512}} \rceil"
+    return Constant(Component(name, value, formula=Formula(latex, SOURCE, URL), numbers=numbers), each, until)
+
+
+@lru_cache(maxsize=256)
+def _rotary_widths(spec: ModelSpec) -> tuple[int, ...]:
+    found = set()
+    for kind in spec.layers.kinds:
+        if isinstance(kind.mixer, Attention) and kind.mixer.rotary:
+            found.add(kind.mixer.head_dim)
+        if isinstance(kind.mixer, LatentAttention):
+            found.add(kind.mixer.qk_rope_head_dim)
+    return tuple(sorted(found))

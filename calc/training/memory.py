@@ -1,0 +1,270 @@
+"""The bytes of one pipeline stage over the step: its states, what it keeps, and the highest point of each phase."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from calc.breakdown import Component, Formula
+from calc.model.spec import ModelSpec
+from calc.pipeline import weight_versions
+from calc.training.hf_stage import hf_constants, hf_segments
+from calc.training.plan import TrainingPlan
+from calc.training.recipes import OPTIMIZERS, RECIPES
+from calc.training.segments import Constant, Segment
+from calc.training.stages import Stage
+from calc.training.states import Placed, StateKey, group_bytes, merged, placed, state_components
+from calc.training.tensors import Lora, ModelTensors, Tensors, model_tensors
+from calc.units import ceil_div
+
+EMBEDDING, END = ("embedding",), ("end",)
+PHASES = ("forward", "backward", "step")
+
+
+class Moment(NamedTuple):
+    """The highest point of a phase: bytes, and the segment whose peak it is (-1: none)."""
+
+    bytes: int
+    segment: int
+
+
+@dataclass(frozen=True, eq=False)
+class StageMemory:
+    """One device of one stage. All figures are bytes of one device."""
+
+    plan: TrainingPlan
+    spec: ModelSpec
+    stage: Stage
+    segments: tuple[Segment, ...]
+    constants: tuple[Constant, ...]
+    groups: tuple[Placed, ...]
+    key: StateKey
+    gathered: Component | None  # unsharded weights beside the shards, at any moment of forward and backward
+
+    @cached_property
+    def states(self) -> tuple[int, int, int]:
+        """Parameters, gradients and optimizer state held between uses."""
+        held = [(group_bytes(tensors, self.key), count) for tensors, count in self.groups]
+        sums = [sum(count * found[at] for found, count in held) for at in range(3)]
+        return sums[0] + self.older_weights, sums[1], sums[2]
+
+    @cached_property
+    def older_weights(self) -> int:
+        """PipeDream's earlier versions of the weights."""
+        if self.plan.pp == 1:
+            return 0
+        versions = weight_versions(self.plan.schedule, self.plan.pp)[self.stage.rank]
+        return (versions - 1) * sum(count * group_bytes(tensors, self.key).parameters for tensors, count in self.groups)
+
+    @property
+    def kept_by_segments(self) -> int:
+        return sum(segment.bytes.kept for segment in self.segments)
+
+    @property
+    def constant_bytes(self) -> int:
+        return int(sum(constant.leaf.total for constant in self.constants))
+
+    @cached_property
+    def kept_once(self) -> int:
+        """What one micro-batch keeps from forward to backward on this device."""
+        each = sum(constant.leaf.total for constant in self.constants if constant.each)
+        return self.kept_by_segments + int(each) + self.received
+
+    @cached_property
+    def received(self) -> int:
+        """The input that came from the stage before, which backward needs again, unless the first layer keeps it itself."""
+        if self.stage.first or not self.segments or self.segments[0].keeps_input:
+            return 0
+        return self.segments[0].bytes.input
+
+    @cached_property
+    def waiting(self) -> int:
+        """What the other micro-batches in flight keep."""
+        return ceil_div(self.kept_once * self.stage.chunks, self.stage.virtual) - self.kept_once
+
+    @cached_property
+    def beside(self) -> int:
+        """What is alive beside the states and the blocks all through forward and backward."""
+        return self.constant_bytes + self.received + self.waiting + int(self.gathered.total if self.gathered else 0)
+
+    @cached_property
+    def activations(self) -> int:
+        """Everything beside the states at the end of forward, once only the loss is kept."""
+        return self.beside + self.kept_by_segments
+
+    @cached_property
+    def accumulates(self) -> bool:
+        """Whether gradients are there before the backward begins: main gradients are, and those of earlier micro-batches."""
+        main = any(state.name == "main_gradient" for state in RECIPES[self.plan.recipe].states)
+        return main or self.plan.microbatches > 1
+
+    @cached_property
+    def later_gradients(self) -> tuple[int, ...]:
+        """For each segment, the gradients that the segments after it have left when its backward begins."""
+        if self.accumulates:
+            return (0,) * len(self.segments)
+        made, total = [], 0
+        for segment in reversed(self.segments):
+            made.append(total)
+            total += group_bytes(segment.tensors, self.key).gradients
+            if segment.path == END and self.spec.tied:
+                total += group_bytes(model_of(self.plan, self.spec).tied_head, self.key).gradients
+        return tuple(reversed(made))
+
+    @cached_property
+    def moments(self) -> dict[str, Moment]:
+        """The highest point of each phase."""
+        parameters, gradients, optimizer = self.states
+        base = parameters + optimizer + self.beside + (gradients if self.accumulates else 0)
+        forward = backward = Moment(base, -1)
+        before = []
+        kept = 0
+        for index, segment in enumerate(self.segments):
+            before.append(kept)
+            taken = self.received if index == 0 else 0
+            forward = max(forward, Moment(base - taken + kept + segment.bytes.forward_peak, index))
+            kept += segment.bytes.kept
+        for index, segment in reversed(list(enumerate(self.segments))):
+            peak = segment.bytes.accumulating_peak if self.accumulates else segment.bytes.backward_peak
+            freed = self._bytes_until("layers") if segment.path == EMBEDDING else 0
+            backward = max(backward, Moment(base - freed + before[index] + peak + self.later_gradients[index], index))
+        step = parameters + gradients + optimizer + self._bytes_until("step") + self.step_bytes
+        return {"forward": forward, "backward": backward, "step": Moment(step, -1)}
+
+    def _bytes_until(self, until: str) -> int:
+        return int(sum(constant.leaf.total for constant in self.constants if constant.until == until))
+
+    @cached_property
+    def step_bytes(self) -> int:
+        """What the optimizer's step makes and frees: copies of the last moment, all at once or of one tensor."""
+        ledger = OPTIMIZERS[self.plan.optimizer]
+        held = [(group_bytes(tensors, self.key), count) for tensors, count in self.groups if count]
+        if self.plan.optimizer_kernel == "foreach":
+            return ledger.foreach * sum(found.step * count for found, count in held)
+        if self.plan.optimizer_kernel == "loop":
+            return ledger.loop * max((found.largest for found, _ in held), default=0)
+        return 0
+
+    @cached_property
+    def peak(self) -> tuple[str, Moment]:
+        """The phase with the highest point."""
+        return max(self.moments.items(), key=lambda item: item[1].bytes)
+
+    def components(self) -> tuple[Component, ...]:
+        """What is alive at the highest point of the step; the leaves sum to its bytes."""
+        phase, moment = self.peak
+        made = list(state_components(self.groups, self.key))
+        if self.older_weights:
+            made.append(self._older())
+        if phase == "step":
+            made.append(Component("activations", children=tuple(c.leaf for c in self.constants if c.until == "step")))
+            made += self._step()
+            return tuple(part for part in made if part.children or part.value)
+        if not self.accumulates:
+            made = [part for part in made if part.name != "gradients"]
+        index = moment.segment
+        if phase == "backward" and not self.accumulates:
+            made += state_components(self._later(index), self.key, ("gradients",))
+        made.append(Component("activations", children=self._kept(index, phase)))
+        if self.gathered:
+            made.append(self.gathered)
+        if index >= 0:
+            alive = self.segments[index].alive(phase, self.accumulates)
+            made.append(Component("working", children=placed(self.segments[index].path, alive, 1)))
+        return tuple(part for part in made if part.children or part.value)
+
+    def _later(self, index: int) -> tuple[Placed, ...]:
+        counts: dict[int, tuple[Tensors, int]] = {}
+        for segment in self.segments[index + 1 :]:
+            found = [segment.tensors]
+            if segment.path == END and self.spec.tied:
+                found.append(model_of(self.plan, self.spec).tied_head)
+            for tensors in found:
+                counts[id(tensors)] = (tensors, counts.get(id(tensors), (tensors, 0))[1] + 1)
+        return tuple(counts.values())
+
+    def _kept(self, index: int, phase: str) -> tuple[Component, ...]:
+        """What is kept beside the states while the segment of that index runs, by the segments before it and the rest."""
+        freed = phase == "backward" and index >= 0 and self.segments[index].path == EMBEDDING
+        made = [constant.leaf for constant in self.constants if not (freed and constant.until == "layers")]
+        if self.received and not (index == 0 and phase == "forward"):
+            made.append(
+                _plain("received", self.received, "<x>", {"x": self.received}, "the stage before sends its output")
+            )
+        counts: dict[int, tuple[Segment, int]] = {}
+        for segment in self.segments[: max(index, 0)]:
+            counts[id(segment)] = (segment, counts.get(id(segment), (segment, 0))[1] + 1)
+        for segment, count in counts.values():
+            kept = segment.kept()
+            if kept:
+                made += placed(segment.path, kept, count) if segment.path != END else kept
+        if self.waiting:
+            numbers = {"k": self.kept_once, "c": self.stage.chunks, "v": self.stage.virtual}
+            made.append(
+                _plain(
+                    "in_flight",
+                    self.waiting,
+                    r"\lceil \frac{<k> \cdot <c>}{<v>} \rceil - <k>",
+                    numbers,
+                    IN_FLIGHT,
+                    PIPELINE_URL,
+                )
+            )
+        return merged(made)
+
+    def _older(self) -> Component:
+        versions = weight_versions(self.plan.schedule, self.plan.pp)[self.stage.rank]
+        weights = self.older_weights // (versions - 1)
+        numbers = {"n": versions, "w": weights}
+        return _plain(
+            "older_weights",
+            self.older_weights,
+            r"(<n> - 1) \cdot <w>",
+            numbers,
+            "PipeDream, arXiv 1806.03377, section 3.3",
+        )
+
+    def _step(self) -> list[Component]:
+        if not self.step_bytes:
+            return []
+        ledger = OPTIMIZERS[self.plan.optimizer]
+        foreach = self.plan.optimizer_kernel == "foreach"
+        copies = ledger.foreach if foreach else ledger.loop
+        numbers = {"m": self.step_bytes // copies}
+        source = f"{ledger.source}, {'foreach' if foreach else 'one tensor at a time'}"
+        return [_plain("optimizer_step", self.step_bytes, rf"{copies} \cdot <m>", numbers, source, ledger.url)]
+
+
+IN_FLIGHT = "k: kept by one micro-batch, c: chunks in flight, v: chunks of this rank (PyTorch and Megatron-LM pipeline schedules)"
+PIPELINE_URL = "https://arxiv.org/abs/2104.04473"
+
+
+def _plain(name: str, value: int, latex: str, numbers: dict[str, int], source: str, url: str = "") -> Component:
+    return Component(name, value, formula=Formula(latex, source, url), numbers=numbers)
+
+
+def model_of(plan: TrainingPlan, spec: ModelSpec) -> ModelTensors:
+    lora = Lora(plan.lora_rank, plan.lora_targets) if plan.method == "lora" else None
+    return model_tensors(spec, plan.tp, plan.ep, lora)
+
+
+def groups_of(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> tuple[Placed, ...]:
+    """The tensors that a stage holds: its layers, the embedding on the first, the end on the last, towers on the first."""
+    tensors = model_of(plan, spec)
+    groups: list[Placed] = [(tensors.embedding, int(stage.first))]
+    groups += [(tensors.kinds[kind], count) for kind, count in sorted(stage.counts.items())]
+    groups.append((tensors.end, int(stage.last)))
+    if stage.last and not stage.first:
+        groups.append((tensors.tied_head, 1))
+    if stage.first:
+        groups += tensors.towers
+    return tuple((found, count) for found, count in groups if count)
+
+
+def stage_memory(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> StageMemory:
+    """The memory of one stage under the plan's implementation."""
+    tensors = model_of(plan, spec)
+    segments = tuple(hf_segments(plan, spec, stage, tensors))
+    constants = tuple(hf_constants(plan, spec))
+    return StageMemory(plan, spec, stage, segments, constants, groups_of(plan, spec, stage), StateKey.of(plan), None)

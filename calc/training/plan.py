@@ -1,0 +1,229 @@
+"""How a model is trained: the flags of `train` and `trace`, and the rules between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from calc.errors import InputError
+from calc.model.feed_forward import MLP, MoE
+from calc.model.mixers import Attention, LatentAttention
+from calc.model.spec import ModelSpec
+
+Recipe = Literal["pure-bf16", "amp", "fp32", "mixed-16", "megatron-bf16", "megatron-fp16", "fsdp-bf16", "fp8"]
+Optimizer = Literal["adamw", "sgd", "momentum", "adafactor", "lion", "muon", "adamw-8bit", "paged-adamw"]
+Schedule = Literal[
+    "naive", "gpipe", "1f1b", "interleaved", "looped-bfs", "interleaved-zb", "zb-h1", "zb-h2", "zb-v", "dualpipe-v",
+    "pipedream",
+]  # fmt: skip
+
+# What the flags allow and no ledger knows yet: refused by name, never ignored.
+_NOT_MODELLED = {
+    "implementation": {"liger", "torchtitan"},
+    "method": {"dora", "qlora"},
+    "objective": {"dpo", "ppo", "grpo"},
+    "offload": {"optimizer", "parameters"},
+}
+
+
+def _names(value: object) -> object:
+    """Names with commas between them, as a flag or a URL gives them."""
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+_DEGREE = Field(default=1, ge=1, le=65536)
+
+
+class TrainingPlan(BaseModel):
+    """One training step of one model, as `python -m calc train` describes it.
+
+    `dp` counts all data-parallel ranks; `dp_replicate` of them hold equal shards (HSDP), so that ZeRO shards over
+    dp · cp / dp_replicate. `ep` lies inside dp · cp. A device sees `seq / cp` tokens of each sequence.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    seq: int = Field(default=4096, ge=1, le=2**24)
+    micro_batch: int = Field(default=1, ge=1, le=2**20)
+    global_batch: int | None = Field(default=None, ge=1, le=2**30)
+    dp: int = _DEGREE
+    tp: int = Field(default=1, ge=1, le=1024)
+    pp: int = Field(default=1, ge=1, le=1024)
+    cp: int = Field(default=1, ge=1, le=4096)
+    ep: int = Field(default=1, ge=1, le=4096)
+    dp_replicate: int = _DEGREE
+    zero: int = Field(default=0, ge=0, le=3)
+    reshard_after_forward: bool = True
+    sequence_parallel: bool | None = None
+    recipe: Recipe = "pure-bf16"
+    optimizer: Optimizer = "adamw"
+    optimizer_kernel: Literal["foreach", "fused", "loop"] = "foreach"
+    recompute: Literal["none", "selective", "full"] = "none"
+    attention: Literal["sdpa", "flash", "eager"] = "sdpa"
+    dropout: Literal["config", "off"] = "config"
+    implementation: Literal["hf", "liger", "torchtitan", "fused", "paper"] = "hf"
+    loss: Literal["full", "chunked", "fused"] = "full"
+    schedule: Schedule = "1f1b"
+    virtual_stages: int = Field(default=1, ge=1, le=256)
+    method: Literal["full", "lora", "dora", "qlora"] = "full"
+    lora_rank: int = Field(default=8, ge=1, le=65536)
+    lora_targets: Names = ()
+    objective: Literal["pretrain", "sft", "dpo", "ppo", "grpo"] = "pretrain"
+    offload: Literal["none", "optimizer", "parameters"] = "none"
+    nvme: bool = False
+    context_mib: float | None = Field(default=None, ge=0, le=1_000_000)
+    nccl_mib: float | None = Field(default=None, ge=0, le=1_000_000)
+    workspace_mib: float | None = Field(default=None, ge=0, le=1_000_000)
+    fragmentation_percent: float | None = Field(default=None, ge=0, le=1000)
+
+    @model_validator(mode="after")
+    def _rules(self) -> Self:
+        for field, names in _NOT_MODELLED.items():
+            if getattr(self, field) in names:
+                raise ValueError(f"{field}: {getattr(self, field)!r} is not modelled yet")
+        if self.nvme:
+            raise ValueError("nvme: offloading to NVMe is not modelled yet")
+        for problem in _broken(self, _PLAN_RULES):
+            raise ValueError(problem)
+        return self
+
+    @cached_property
+    def batch(self) -> int:
+        """The global batch in sequences."""
+        return self.global_batch if self.global_batch is not None else self.micro_batch * self.dp
+
+    @cached_property
+    def microbatches(self) -> int:
+        """Micro-batches that one rank runs in one step."""
+        return self.batch // (self.micro_batch * self.dp)
+
+    @cached_property
+    def sharded_sequence(self) -> bool:
+        """Whether the parts between the tensor-parallel blocks divide the sequence by tp."""
+        return self.tp > 1 and self.sequence_parallel is not False
+
+    @cached_property
+    def shards(self) -> int:
+        """Ranks over which ZeRO shards what is not an expert: n · c, within one replica."""
+        return self.dp * self.cp // self.dp_replicate
+
+    @cached_property
+    def expert_shards(self) -> int:
+        """Ranks over which ZeRO shards the experts: n · c / e."""
+        return self.shards // self.ep
+
+    @cached_property
+    def gpus(self) -> int:
+        return self.dp * self.tp * self.pp * self.cp
+
+
+Rule = tuple[Callable[[TrainingPlan], bool], str]
+
+
+def _divides(small: str, large: str) -> Rule:
+    return (
+        lambda plan: getattr(plan, large) % getattr(plan, small) != 0,
+        f"{small} ({{{small}}}) must divide {large} ({{{large}}})",
+    )
+
+
+# The first rule that a plan breaks is told, with the values in it.
+_PLAN_RULES: tuple[Rule, ...] = (
+    (
+        lambda plan: plan.batch % (plan.micro_batch * plan.dp) != 0,
+        "micro_batch * dp ({micro_batch} * {dp}) must divide global_batch ({global_batch})",
+    ),
+    _divides("dp_replicate", "dp"),
+    (
+        lambda plan: plan.shards % plan.ep != 0,
+        "ep ({ep}) must divide dp * cp / dp_replicate ({dp} * {cp} / {dp_replicate})",
+    ),
+    _divides("cp", "seq"),
+    (
+        lambda plan: plan.sharded_sequence and plan.seq % (plan.cp * plan.tp) != 0,
+        "with sequence parallelism cp * tp ({cp} * {tp}) must divide seq ({seq})",
+    ),
+    (
+        lambda plan: plan.sequence_parallel is True and plan.tp == 1,
+        "sequence_parallel (True) needs tp above 1, and tp is {tp}",
+    ),
+    (
+        lambda plan: plan.implementation == "hf" and plan.recompute == "selective",
+        "recompute: 'selective' is not part of implementation 'hf' (transformers recomputes whole layers); use none or full",
+    ),
+    (
+        lambda plan: plan.implementation == "paper" and plan.attention != "sdpa",
+        "attention: {attention!r} is not part of implementation 'paper', whose equations hold their own attention; leave it out",
+    ),
+    (
+        lambda plan: plan.implementation == "fused" and plan.attention == "eager",
+        "attention: 'eager' is not part of implementation 'fused' (Transformer Engine's attention is flash); use sdpa or flash",
+    ),
+    (
+        lambda plan: plan.method == "lora" and plan.implementation != "hf",
+        "method: 'lora' needs implementation 'hf', and implementation is {implementation!r}",
+    ),
+    (
+        lambda plan: plan.method == "lora" and plan.tp * plan.ep > 1,
+        "method: 'lora' is modelled without tensor and expert parallelism: tp ({tp}) and ep ({ep}) must be 1",
+    ),
+    (
+        lambda plan: bool(plan.lora_targets) and plan.method != "lora",
+        "lora_targets needs method 'lora', not {method!r}",
+    ),
+    (
+        lambda plan: plan.virtual_stages > 1 and plan.pp == 1,
+        "virtual_stages ({virtual_stages}) needs pp above 1, and pp is {pp}",
+    ),
+    (
+        lambda plan: plan.attention == "flash" and plan.recipe == "fp32",
+        "attention: 'flash' takes 16-bit numbers, and recipe {recipe!r} computes in fp32; use sdpa or eager",
+    ),
+)
+
+
+def _broken(plan: TrainingPlan, rules: tuple[Rule, ...]) -> Iterator[str]:
+    for broken, message in rules:
+        if broken(plan):
+            values = {name: getattr(plan, name) for name in type(plan).model_fields}
+            yield message.format(**{**values, "global_batch": plan.batch})
+
+
+def check(plan: TrainingPlan, spec: ModelSpec) -> None:
+    """InputError unless the layout fits the model: heads, widths, experts and layers divide as the plan asks."""
+    for field, value, name, size in _divisions(plan, spec):
+        if size % value:
+            raise InputError(f"{field} ({value}) must divide {name} ({size})", field)
+    for kv in _kv_heads(spec):
+        if kv % plan.tp and plan.tp % kv:
+            raise InputError(f"tp ({plan.tp}) must divide num_key_value_heads ({kv}) or be a multiple of it", "tp")
+    layers = spec.num_hidden_layers
+    if plan.pp * plan.virtual_stages > layers:
+        product = f"pp * virtual_stages ({plan.pp} * {plan.virtual_stages})"
+        raise InputError(f"{product} must be at most num_hidden_layers ({layers})", "pp")
+    if plan.ep > 1 and not any(isinstance(kind.feed_forward, MoE) for kind in spec.layers.kinds):
+        raise InputError.of("ep", plan.ep, f"{spec.name} has no experts, so it must be 1")
+    limit = spec.max_position_embeddings
+    if limit and plan.seq > limit and len(spec.embeddings) > 1:
+        raise InputError(f"seq ({plan.seq}) must be at most max_position_embeddings ({limit})", "seq")
+
+
+def _kv_heads(spec: ModelSpec) -> Iterator[int]:
+    for kind in spec.layers.kinds:
+        if isinstance(kind.mixer, Attention):
+            yield kind.mixer.num_key_value_heads
+
+
+def _divisions(plan: TrainingPlan, spec: ModelSpec) -> Iterator[tuple[str, int, str, int]]:
+    for kind in spec.layers.kinds:
+        if isinstance(kind.mixer, Attention | LatentAttention):
+            yield "tp", plan.tp, "num_attention_heads", kind.mixer.num_attention_heads
+        if isinstance(kind.feed_forward, MLP):
+            yield "tp", plan.tp, "intermediate_size", kind.feed_forward.intermediate_size
+        if isinstance(kind.feed_forward, MoE):
+            yield "tp", plan.tp, "moe_intermediate_size", kind.feed_forward.expert.intermediate_size
+            yield "ep", plan.ep, "num_experts", kind.feed_forward.num_experts

@@ -1,0 +1,172 @@
+"""What every part of the transformers program needs: the settings of one layer, its sizes on one rank, its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from calc.model.spec import Layer
+from calc.model.weights import Dim, Norm, dim
+from calc.model.weights import Weight as ModelWeight
+from calc.training import ops
+from calc.training.ops import FULL, ONE
+from calc.training.tape import TOKENS, Extent, Tape, Value, Weight
+from calc.training.tensors import Lora, tensor_of
+from calc.units import ceil_div
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a layer's program depends on beside the layer itself: number formats, kernels, layout, adapters.
+
+    `bytes` is the model's format and `router` the model class, which decides what its router keeps.
+    """
+
+    bytes: int = 2
+    autocast: bool = False
+    attention: str = "sdpa"
+    dropout: tuple[tuple[str, float], ...] = ()
+    tp: int = 1
+    ep: int = 1
+    sharded_sequence: bool = False
+    lora: Lora | None = None
+    router: str = ""
+    seq: int = 0  # compared with the windows: a longer sequence needs a mask
+
+    @property
+    def between(self) -> Extent:
+        """The extent of tensors between the tensor-parallel blocks."""
+        return Extent(1, 1, self.tp) if self.sharded_sequence else TOKENS
+
+    def probability(self, place: str) -> float:
+        return dict(self.dropout).get(place, 0.0)
+
+
+class Builder:
+    """Writes one block of the program on a tape: the pieces that its parts share."""
+
+    def __init__(
+        self, settings: Settings, layer: Layer | None = None, modules: tuple[str, ...] = (), saving: bool = True
+    ) -> None:
+        self.settings, self.layer, self.modules = settings, layer, modules
+        self.tape = Tape(settings.bytes, settings.autocast, saving)
+
+    def local(self, size: Dim) -> Dim:
+        """A dimension that tensor parallelism divides."""
+        tp = self.settings.tp
+        if tp == 1:
+            return size
+        return Dim(ceil_div(size.size, tp), rf"\lceil \frac{{{size.latex}}}{{<t>}} \rceil", (*size.numbers, ("t", tp)))
+
+    def kv_heads(self, heads: int) -> Dim:
+        """Key and value heads on one rank: at least one."""
+        k, tp = dim("k", heads), self.settings.tp
+        if tp == 1:
+            return k
+        return Dim(max(1, heads // tp), r"\max(1, \frac{<k>}{<t>})", (*k.numbers, ("t", tp)))
+
+    def weight(self, *weights: ModelWeight, copies: int = 1) -> Weight:
+        """Weights that one tensor holds, on one rank."""
+        tp = self.settings.tp
+        elements = sum(tensor_of((), weight, self.layer, tp, copies, "", False).elements for weight in weights)
+        latex = " + ".join(weight.latex for weight in weights)
+        numbers = tuple(item for weight in weights for item in weight.numbers.items())
+        size = (
+            Dim(elements, "<elements>", (("elements", elements),))
+            if tp > 1 or copies > 1
+            else Dim(elements, f"({latex})", numbers)
+        )
+        return Weight(
+            "_".join(weight.name for weight in weights), size, self.settings.lora is None, self.settings.bytes
+        )
+
+    def norm(self, x: Value, norm: Norm, rows: Dim = ONE, name: str = "") -> Value:
+        """A norm by the program that its style names; `rows` are the groups of features that are normalised alone."""
+        with self.tape.part(name or norm.name):
+            return NORMS[norm.kind if norm.style == "native" else norm.style](self, x, norm, rows)
+
+    def vector(self, norm: Norm) -> Weight:
+        return Weight("weight", norm.size, self.settings.lora is None, self.settings.bytes)
+
+    def linear(self, x: Value, weights: Iterable[ModelWeight], out: Dim, name: str, module: str) -> Value:
+        """A linear layer, with its adapter where LoRA takes it. Weights beyond the first of a fused one lie in one tensor."""
+        found = tuple(weights)
+        matrices = tuple(weight for weight in found if weight.matmul)
+        biases = tuple(weight for weight in found if not weight.matmul)
+        bias = self.weight(*biases) if biases else None
+        lora = self.settings.lora
+        y = ops.linear(self.tape, x, self.weight(*matrices), out, name, bias)
+        if lora and lora.takes(self.modules, module):
+            return self._adapted(x, y, matrices, out, name, lora)
+        return y
+
+    def _adapted(self, x: Value, y: Value, matrices: tuple[ModelWeight, ...], out: Dim, name: str, lora: Lora) -> Value:
+        """peft's Linear: result + B(A(x in fp32)) * scaling, cast back to the result's format."""
+        t, r = self.tape, dim("r", lora.rank)
+        inputs = matrices[0].shape[1]
+        down = Weight("lora_A", r * inputs, True, FULL)
+        up = Weight("lora_B", out * r, True, FULL)
+        with t.part(name):
+            wide = ops.cast(t, x, FULL, "adapter_input")
+            low = ops.linear(t, wide, down, r, "lora_A")
+            high = ops.linear(t, low, up, out, "lora_B")
+            scaled = ops.scale(t, high, "scaled")
+            del low, high
+            return ops.cast(t, ops.add(t, y, scaled, "adapted"), y.bytes, "adapted")
+
+
+def _rms(b: Builder, x: Value, rows: Dim) -> tuple[Value, Value]:
+    """fp32 input and 1 / sqrt(mean(x ** 2) + eps), as the eager RMS norms compute them."""
+    t = b.tape
+    wide = ops.cast(t, x, FULL, "fp32_input")
+    squares = ops.mean(t, ops.power(t, wide), rows)
+    shifted = ops.scale(t, squares)
+    return wide, ops.unary(t, shifted, "inverse_root", "result")
+
+
+def llama_norm(b: Builder, x: Value, norm: Norm, rows: Dim) -> Value:
+    """weight * (x * rsqrt(mean(x ** 2) + eps)).to(x.dtype)"""
+    t = b.tape
+    wide, inverse = _rms(b, x, rows)
+    normal = ops.mul(t, wide, inverse, "normalized")
+    del wide, inverse
+    return (
+        ops.mul_weight(t, ops.cast(t, normal, x.bytes, "normalized"), b.vector(norm))
+        if norm.weight
+        else ops.cast(t, normal, x.bytes)
+    )
+
+
+def wide_norm(b: Builder, x: Value, norm: Norm, rows: Dim) -> Value:
+    """(weight * x * rsqrt(...)).to(x.dtype): scaled in fp32"""
+    t = b.tape
+    wide, inverse = _rms(b, x, rows)
+    normal = ops.mul(t, wide, inverse, "normalized")
+    del wide, inverse
+    return ops.cast(t, ops.mul_weight(t, normal, b.vector(norm)) if norm.weight else normal, x.bytes, "output")
+
+
+def gemma_norm(b: Builder, x: Value, norm: Norm, rows: Dim) -> Value:
+    """(x * rsqrt(...) * (1 + weight.float())).to(x.dtype)"""
+    t = b.tape
+    wide, inverse = _rms(b, x, rows)
+    normal = ops.mul(t, wide, inverse, "normalized")
+    del wide, inverse
+    return ops.cast(t, ops.mul_shifted_weight(t, normal, b.vector(norm)), x.bytes, "output")
+
+
+def layer_norm(b: Builder, x: Value, norm: Norm, rows: Dim) -> Value:
+    """F.layer_norm: keeps its input, the mean and the inverse deviation; fp32 under autocast."""
+    return ops.native_norm(
+        b.tape, ops.cast(b.tape, x, FULL if b.settings.autocast else x.bytes, "input"), b.vector(norm), rows, 2
+    )
+
+
+def rms_norm(b: Builder, x: Value, norm: Norm, rows: Dim) -> Value:
+    """F.rms_norm: keeps its input and the inverse root; fp32 under autocast."""
+    return ops.native_norm(
+        b.tape, ops.cast(b.tape, x, FULL if b.settings.autocast else x.bytes, "input"), b.vector(norm), rows, 1
+    )
+
+
+NORMS = {"llama": llama_norm, "wide": wide_norm, "gemma": gemma_norm, "layer": layer_norm, "rms": rms_norm}

@@ -1,0 +1,217 @@
+"""The weights that one device holds: every tensor with its elements after tensor and expert parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import prod
+
+from calc.breakdown import Number
+from calc.model.mixers import Attention
+from calc.model.spec import Layer, ModelSpec, Stack
+from calc.model.weights import Part, Split, Weight
+from calc.units import ceil_div
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One weight on one device. `path` is its place in the model; `copies` the experts held here (1 for the rest).
+
+    `first` is the first dimension, which FSDP2 shards, `rest` the product of the others. `storage` names what holds it:
+    parts of a fused projection share one. `matrix`: a hidden matrix, as Muon sees it. `adapter`: one of LoRA's.
+    """
+
+    path: tuple[str, ...]
+    copies: int
+    first: int
+    rest: int
+    first_latex: str
+    rest_latex: str
+    numbers: tuple[tuple[str, Number], ...]
+    storage: str
+    expert: bool = False
+    matrix: bool = False
+    adapter: bool = False
+
+    @property
+    def elements(self) -> int:
+        """Elements of all copies on this device."""
+        return self.copies * self.first * self.rest
+
+
+@dataclass(frozen=True, eq=False)
+class Tensors:
+    """A group that lies on a device together: one layer of a kind, the embedding, the head. Hashes by identity."""
+
+    path: tuple[str, ...]  # where the group lies; its tensors' paths go on from there
+    tensors: tuple[Tensor, ...]
+
+    @cached_property
+    def elements(self) -> int:
+        return sum(tensor.elements for tensor in self.tensors)
+
+
+def _kv_divisor(layer: Layer | None, degree: int) -> tuple[int, str]:
+    """How far tensor parallelism divides the KV heads: every rank holds at least one."""
+    heads = layer.mixer.num_key_value_heads if layer and isinstance(layer.mixer, Attention) else degree
+    if heads >= degree:
+        return degree, "<t>"
+    return heads, r"\min(<t>, <k>)"
+
+
+def tensor_of(
+    path: tuple[str, ...], weight: Weight, layer: Layer | None, tp: int, copies: int, storage: str, expert: bool
+) -> Tensor:
+    """The weight on one rank. A dimension that tp does not divide is padded up, as Megatron pads the vocabulary."""
+    first, rest = weight.shape[0], weight.shape[1:]
+    first_size, first_latex = first.size, first.latex
+    rest_size, rest_latex = prod(dim.size for dim in rest), r" \cdot ".join(dim.latex for dim in rest)
+    numbers: dict[str, Number] = weight.numbers
+    if tp > 1 and weight.split is not Split.NONE:
+        divisor, letter = _kv_divisor(layer, tp) if weight.split is Split.KV else (tp, "<t>")
+        numbers["t"] = tp
+        if "<k>" in letter and isinstance(layer and layer.mixer, Attention):
+            numbers.setdefault("k", layer.mixer.num_key_value_heads)  # type: ignore[union-attr]
+        if weight.split is Split.INPUT and rest:
+            rest_size, rest_latex = _divided(rest_size, rest_latex, divisor, letter)
+        else:
+            first_size, first_latex = _divided(first_size, first_latex, divisor, letter)
+    return Tensor(
+        path, copies, first_size, rest_size, first_latex, rest_latex, tuple(numbers.items()), storage, expert,
+        matrix=weight.matmul and layer is not None,
+    )  # fmt: skip
+
+
+def _divided(size: int, latex: str, divisor: int, letter: str) -> tuple[int, str]:
+    return ceil_div(size, divisor), rf"\lceil \frac{{{latex}}}{{{letter}}} \rceil"
+
+
+def _part(part: Part, layer: Layer | None, tp: int, ep: int) -> Iterator[Tensor]:
+    copies = ceil_div(part.copies, ep) if part.expert else part.copies
+    held: dict[str, str] = {}  # a bias lies in the storage of the weight that it follows
+    for weight in part.weights:
+        base = weight.name.removesuffix("_bias")
+        module = held.setdefault(base, weight.module or weight.name)
+        suffix = "bias" if weight.name != base and base in held else "weight"
+        storage = f"{part.name}/{module}/{suffix if module != weight.name else ''}"
+        yield tensor_of((part.name, weight.name), weight, layer, tp, copies, storage, part.expert)
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """Adapters of one rank on the linear layers named in `targets`; () means peft's own choice, "all-linear" all of them."""
+
+    rank: int
+    targets: tuple[str, ...]
+
+    def takes(self, modules: tuple[str, ...], module: str) -> bool:
+        """Whether the linear layer `module`, one of the layer's `modules`, gets an adapter."""
+        if self.targets == ("all-linear",):
+            return True
+        return module in (self.targets or _peft_default(modules))
+
+
+# peft's own targets by architecture (peft/utils/constants.py) come down to the first of these that the layer has.
+_PEFT_TARGETS = (
+    ("q_proj", "v_proj"),
+    ("qkv_proj",),
+    ("query_key_value",),
+    ("c_attn",),
+    ("Wqkv",),
+    ("q_b_proj", "kv_b_proj"),
+)
+
+
+def _peft_default(modules: tuple[str, ...]) -> tuple[str, ...]:
+    return next((names for names in _PEFT_TARGETS if set(names) <= set(modules)), ())
+
+
+def linear_modules(parts: tuple[Part, ...]) -> dict[tuple[str, str], tuple[int, int]]:
+    """(output, input) features of each nn.Linear by (part, module); the parts of a fused one add their outputs.
+
+    Experts are held in one tensor, which is no nn.Linear.
+    """
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for part in parts:
+        for weight in part.weights if not part.expert else ():
+            if weight.module and weight.matmul:
+                output, inputs = (dimension.size for dimension in weight.shape)
+                before = found.get((part.name, weight.module), (0, 0))[0]
+                found[part.name, weight.module] = (before + output, inputs)
+    return found
+
+
+def _adapters(parts: tuple[Part, ...], lora: Lora) -> Iterator[Tensor]:
+    modules = linear_modules(parts)
+    names = tuple(module for _, module in modules)
+    for (part, module), (output, inputs) in modules.items():
+        if lora.takes(names, module):
+            for name, first, rest in (("lora_A", lora.rank, inputs), ("lora_B", output, lora.rank)):
+                latex = ("<r>", "<d_in>") if name == "lora_A" else ("<d_out>", "<r>")
+                numbers = (
+                    (("r", lora.rank), ("d_in", inputs)) if name == "lora_A" else (("r", lora.rank), ("d_out", output))
+                )
+                place = (part, module, name)
+                yield Tensor(place, 1, first, rest, *latex, numbers, "/".join(place), matrix=True, adapter=True)
+
+
+def _group(
+    path: tuple[str, ...], layer: Layer | None, parts: tuple[Part, ...], tp: int, ep: int, lora: Lora | None = None
+) -> Tensors:
+    found = [tensor for part in parts for tensor in _part(part, layer, tp, ep)]
+    found += _adapters(parts, lora) if lora else ()
+    return Tensors(path, tuple(found))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTensors:
+    """The tensors of a model on one rank of tp · ep: one group a layer kind, and what lies at the ends of the stack."""
+
+    kinds: tuple[Tensors, ...]
+    embedding: Tensors
+    end: Tensors  # final norm, head, prediction-head transforms
+    towers: tuple[tuple[Tensors, int], ...]
+    tied_head: Tensors  # what the last pipeline stage holds again when the head is tied
+
+
+def kind_path(stack: Stack, index: int) -> tuple[str, ...]:
+    """`layers` where all are alike, else `layers/<kind>`, a kind's second appearance numbered."""
+    if len(stack.kinds) == 1:
+        return ("layers",)
+    names = [kind.kind for kind in stack.kinds]
+    again = names[: index + 1].count(names[index])
+    return ("layers", f"{names[index]}_{again}" if again > 1 else names[index])
+
+
+@lru_cache(maxsize=256)
+def model_tensors(spec: ModelSpec, tp: int, ep: int, lora: Lora | None = None) -> ModelTensors:
+    """Every tensor of the model on one rank. Cached: a spec hashes by identity."""
+    stack = spec.layers
+    kinds = tuple(
+        _group(kind_path(stack, index), kind, stack.kind_parts[index], tp, ep, lora)
+        for index, kind in enumerate(stack.kinds)
+    )
+    end = [Part("final_norm", spec.final_norm.weights)] if spec.final_norm else []
+    end += [Part("head", spec.head)] if spec.head else []
+    end += list(spec.other)
+    token = Part("head", spec.embeddings[:1] if spec.tied and spec.has_head else ())
+    return ModelTensors(
+        kinds,
+        _group((), None, (Part("embedding", spec.embeddings),), tp, 1),
+        _group((), None, tuple(end), tp, 1),
+        tuple(_towers(spec)),
+        _group((), None, (token,), tp, 1),
+    )
+
+
+def _towers(spec: ModelSpec) -> Iterator[tuple[Tensors, int]]:
+    """Towers are copied on every tensor-parallel rank: no plan of theirs is known."""
+    for tower in spec.towers:
+        if not tower.in_total:
+            continue
+        if tower.parts:
+            yield _group((tower.name,), None, tower.parts, 1, 1), 1
+        for index, count in enumerate(tower.stack.counts):
+            path = (tower.name, *kind_path(tower.stack, index))
+            yield _group(path, tower.stack.kinds[index], tower.stack.kind_parts[index], 1, 1), count
