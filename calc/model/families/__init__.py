@@ -14,6 +14,7 @@ from calc.model.families import (
     gpt,
     hybrid,
     latent,
+    llama4,
     mimo,
     minimax,
     mixtures,
@@ -26,6 +27,6 @@ from calc.model.families.base import Family
 
 _MODULES = (
     *(decoders, dense, gpt, mixtures, sparse, latent, deepseek4, hybrid),
-    *(mimo, minimax, pruned, gemma4, multimodal, encoders, seq2seq),
+    *(mimo, minimax, pruned, gemma4, multimodal, llama4, encoders, seq2seq),
 )
 FAMILIES: dict[str, Family] = {name: family for module in _MODULES for name, family in module.FAMILIES.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from calc.errors import InputError
@@ -17,14 +17,15 @@ from calc.model.families.common import (
     hidden,
     full_or_sliding,
     mlp,
+    moe,
     norms,
     num_layers,
 )
 from calc.model.feed_forward import MLP, FeedForward
 from calc.model.fields import MOST_LAYERS, Fields
 from calc.model.mixers import Attention
-from calc.model.spec import ModelSpec
-from calc.model.weights import Norm, Weight, dim
+from calc.model.spec import ModelSpec, Stack, Tower
+from calc.model.weights import Norm, Part, Weight, dim, linear
 
 PRE = ("input_norm", "post_attention_norm")
 POST = ("post_attention_norm", "post_feedforward_norm")
@@ -122,14 +123,29 @@ def cohere(fields: Fields) -> ModelSpec:
 
 
 def minicpm(fields: Fields) -> ModelSpec:
-    """MiniCPM 1 and 2: Llama with scaled embeddings, residuals and logits. Its MoE keeps the same class name: refused."""
-    if fields.has("num_experts"):
-        raise InputError(
-            f"num_experts ({fields.data['num_experts']!r}): the mixture of experts of MiniCPMForCausalLM is not in "
-            "transformers and its published count is unknown, so it cannot be counted exactly",
-            "num_experts",
-        )
-    return dense(Traits(bias_flag="", tied=True, model={"embedding_scale": True, "head_scale": True}))(fields)
+    """MiniCPM 1 and 2: Llama with scaled embeddings, residuals and logits; with `num_experts`, experts as in Mixtral."""
+    traits = Traits(bias_flag="", model={"embedding_scale": True, "head_scale": True})
+    fields.ignore("scale_emb", "scale_depth", "dim_model_base")
+    if not fields.has("num_experts"):
+        return dense(traits)(fields)
+    forwards = {"moe": lambda: moe(fields, width=("intermediate_size",))}
+    return build(fields, traits, forwards, ["moe"] * num_layers(fields))
+
+
+def mimo(fields: Fields) -> ModelSpec:
+    """MiMo: Qwen2 whose class also builds the layers that predict further tokens."""
+    if fields.has("use_sliding_window") and fields.flag("use_sliding_window", default=False):
+        raise InputError.of("use_sliding_window", True, "only false is understood for MiMo")
+    fields.ignore("attention_bias", "sliding_window", "max_window_layers", "use_mrope")
+    spec = dense(Traits(bias="qkv", bias_flag=""))(fields)
+    count = fields.size("num_nextn_predict_layers", default=0, low=0, high=64)
+    if not count:
+        return spec
+    h = dim("h", spec.hidden_size)
+    names = (*PRE, "token_norm", "hidden_norm", "final_norm")
+    extra = (Part("projection", linear("input", "input_proj", h, dim("2", 2) * h)),)
+    layer = replace(spec.layers.kinds[0], kind="layer", norms=tuple(Norm(name, h) for name in names), extra=extra)
+    return replace(spec, towers=(Tower("prediction", Stack((layer,), (0,) * count)),))
 
 
 def stablelm(fields: Fields) -> ModelSpec:
@@ -215,7 +231,7 @@ FAMILIES = {
         dense(Traits(bias_flag="bias", attention={"modules": ("wqkv", "wqkv", "wqkv", "wo")}, mlp={"modules": ("w1", "w3", "w2")})),
         INTERNLM2,
     ),
-    "MiMoForCausalLM": Family(dense(Traits(bias="qkv", bias_flag="")), MIMO),
+    "MiMoForCausalLM": Family(mimo, MIMO),
     "MiniCPMForCausalLM": Family(minicpm, MINICPM),
     "Ministral3ForCausalLM": Family(dense(Traits(bias_flag="", windows=(0, 1))), "ministral3"),
     "OlmoForCausalLM": Family(dense(Traits(norm=_NO_WEIGHT)), "olmo"),

@@ -15,7 +15,7 @@ from calc.model.weights import Dim, Norm, Part, Weight, dim, linear
 LAYER_NORM: dict[str, Any] = {"kind": "layer", "style": "native", "bias": True}
 
 
-def _patches(fields: Fields) -> tuple[Dim, int]:
+def patches(fields: Fields) -> tuple[Dim, int]:
     """(inputs of one patch, patches of an image)."""
     size, patch = fields.size("image_size"), fields.size("patch_size")
     channels = fields.size("num_channels", default=3)
@@ -43,7 +43,7 @@ def vit_layer(width: int, heads: int, inner: int, activation: str, modules: tupl
     return Layer("layer", mixer, MLP(width, inner, False, True, activation, ("", up, down)), norms)
 
 
-_CLIP = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
+CLIP = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
 
 
 def _clip_stack(fields: Fields, activation: str) -> Stack:
@@ -52,20 +52,20 @@ def _clip_stack(fields: Fields, activation: str) -> Stack:
         fields.size("num_attention_heads"),
         fields.size("intermediate_size"),
         fields.text("hidden_act", default=activation),
-        _CLIP,
+        CLIP,
     )
     return uniform(fields, layer)
 
 
 def clip_tower(fields: Fields, name: str = "vision") -> Tower:
     """CLIP's vision transformer: a class token, learned positions, a norm before and one after."""
-    inputs, patches = _patches(fields)
+    inputs, count = patches(fields)
     h = dim("h", fields.size("hidden_size"))
     fields.ignore("projection_dim", "vocab_size", "layer_norm_eps", "attention_dropout", "dropout")
     embedding = (
         Weight("class", (h,)),
         Weight("patch", (h, inputs), module="patch_embedding", matmul=True),
-        Weight("position", (dim("n", patches + 1), h)),
+        Weight("position", (dim("n", count + 1), h)),
     )
     norms = (*Norm("pre_norm", h, **LAYER_NORM).weights, *Norm("post_norm", h, **LAYER_NORM).weights)
     return Tower(name, _clip_stack(fields, "quick_gelu"), (Part("embedding", embedding), Part("norms", norms)))
@@ -73,11 +73,11 @@ def clip_tower(fields: Fields, name: str = "vision") -> Tower:
 
 def siglip_tower(fields: Fields, name: str = "vision") -> Tower:
     """SigLIP's: patches with bias, no class token, and an attention-pooling head unless `vision_use_head` is false."""
-    inputs, patches = _patches(fields)
+    inputs, count = patches(fields)
     h = dim("h", fields.size("hidden_size"))
     embedding = (
         *linear("patch", "patch_embedding", h, inputs, bias=True),
-        Weight("position", (dim("n", patches), h)),
+        Weight("position", (dim("n", count), h)),
     )
     parts = [Part("embedding", embedding), Part("norms", Norm("post_norm", h, **LAYER_NORM).weights)]
     if fields.flag("vision_use_head", default=True) if fields.has("vision_use_head") else True:
