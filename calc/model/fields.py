@@ -12,8 +12,8 @@ LARGEST: Final = 2**24  # no width, vocabulary or context in use comes near; kee
 MOST_LAYERS: Final = 4096
 # What makes a model this model: no class default stands in for these, except in a nested config that leaves them out.
 MUST_BE_GIVEN: Final = frozenset(
-    ["hidden_size", "n_embd", "n_embed", "d_model", "num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers"]
-    + ["num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads", "decoder_attention_heads", "vocab_size"]
+    "hidden_size n_embd n_embed d_model num_hidden_layers n_layer n_layers num_layers decoder_layers num_attention_heads "
+    "n_head n_heads num_heads attention_heads decoder_attention_heads vocab_size".split()
 )
 
 # Fields that change neither a count, a byte nor a FLOP of ours: tokens, initialisation, generation, bookkeeping.
@@ -58,7 +58,7 @@ class Fields:
     ) -> None:
         self.data = data
         self.where = where
-        self.class_defaults = root.class_defaults if root else (defaults or {})
+        self.class_defaults: Mapping[str, Mapping[str, Any]] = root.class_defaults if root else (defaults or {})
         self.defaults = self.class_defaults.get(where, {})
         self.used: set[str] = set()
         self.assumptions: list[str] = [] if root is None else root.assumptions

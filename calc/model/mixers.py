@@ -153,7 +153,8 @@ class CompressedAttention:
     def parts(self) -> tuple[Part, ...]:
         h, a, d = dim("h", self.hidden_size), dim("a", self.num_attention_heads), dim("d", self.head_dim)
         rank, groups, out = dim("r_q", self.q_lora_rank), dim("g", self.o_groups), dim("r_o", self.o_lora_rank)
-        in_group = Dim(a.size * d.size // groups.size, rf"\frac{{<a> \cdot <d>}}{{<g>}}", a.numbers + d.numbers + groups.numbers)
+        numbers = a.numbers + d.numbers + groups.numbers
+        in_group = Dim(a.size * d.size // groups.size, r"\frac{<a> \cdot <d>}{<g>}", numbers)
         weights = (
             *linear("query_down", "q_a_proj", rank, h),
             *linear("query_up", "q_b_proj", a * d, rank, Split.OUTPUT),

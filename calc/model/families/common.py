@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from calc.errors import InputError
 from calc.model.feed_forward import MLP, FeedForward, MoE, router
@@ -12,6 +12,7 @@ from calc.model.mixers import Attention, LatentAttention, Mixer
 from calc.model.spec import Layer, ModelSpec, Stack
 from calc.model.weights import Dim, Norm, Split, Weight, dim, linear
 
+LAYER_NORM: Final[dict[str, Any]] = {"kind": "layer", "style": "native", "bias": True}  # torch's own
 CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len", "max_sequence_length")
 DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
@@ -84,7 +85,8 @@ def mlp(fields: Fields, *keys: str, width: int | None = None, **traits: Any) -> 
     """An MLP whose width is read from `keys` ("intermediate_size" when none is given), or is `width`."""
     size = width if width is not None else fields.size(*(keys or ("intermediate_size",)))
     traits.setdefault(
-        "activation", fields.text("hidden_act", "hidden_activation", "activation_function", "activation", default="silu")
+        "activation",
+        fields.text("hidden_act", "hidden_activation", "activation_function", "activation", default="silu"),
     )
     return MLP(hidden(fields), size, **traits)
 

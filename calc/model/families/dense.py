@@ -9,13 +9,14 @@ from typing import Any
 from calc.errors import InputError
 from calc.model.families.base import Family
 from calc.model.families.common import (
+    LAYER_NORM,
     assemble,
     attention,
     bias,
     combined,
     dropouts,
-    hidden,
     full_or_sliding,
+    hidden,
     mlp,
     moe,
     norms,
@@ -152,11 +153,10 @@ def stablelm(fields: Fields) -> ModelSpec:
     if fields.flag("qk_layernorm", default=False):
         raise InputError.of("qk_layernorm", True, "only false is understood for StableLM")
     parallel = fields.flag("use_parallel_residual", default=False)
-    layer_norm = {"kind": "layer", "style": "native", "bias": True}
     names = ("input_norm",) if parallel else PRE
-    return dense(
-        Traits(bias_flag="use_qkv_bias", flag_letters="qkv", norms=names, norm=layer_norm, parallel=parallel)
-    )(fields)
+    return dense(Traits(bias_flag="use_qkv_bias", flag_letters="qkv", norms=names, norm=LAYER_NORM, parallel=parallel))(
+        fields
+    )
 
 
 def exaone4(fields: Fields) -> ModelSpec:
@@ -186,7 +186,6 @@ def smollm3(fields: Fields) -> ModelSpec:
 
 
 _COHERE_NORM = {"kind": "layer", "style": "wide"}
-_LAYER_NORM = {"kind": "layer", "style": "native", "bias": True}
 _NO_WEIGHT = {"kind": "layer", "style": "native", "weight": False}
 _GRANITE = {"embedding_scale": True, "head_scale": True}
 _PLAIN = {"gated": False}
@@ -206,29 +205,39 @@ FAMILIES = {
     "Cohere2ForCausalLM": Family(
         dense(
             Traits(
-                norms=("input_norm",), norm=_COHERE_NORM, tied=True, parallel=True, windows=(4, 1), nope=True, model={"head_scale": True}
+                norms=("input_norm",),
+                norm=_COHERE_NORM,
+                tied=True,
+                parallel=True,
+                windows=(4, 1),
+                nope=True,
+                model={"head_scale": True},
             )
         ),
         "cohere2",
     ),
     "CwmForCausalLM": Family(dense(Traits(bias_flag="", mlp_bias_flag="mlp_bias", windows=(4, 0))), "cwm"),
     "Emu3ForCausalLM": Family(dense(Traits(mlp_bias_flag="mlp_bias")), "emu3"),
-    "Ernie4_5ForCausalLM": Family(
-        dense(Traits(bias_flag="use_bias", mlp_bias_flag="use_bias", tied=True)), "ernie4_5"
-    ),
+    "Ernie4_5ForCausalLM": Family(dense(Traits(bias_flag="use_bias", mlp_bias_flag="use_bias", tied=True)), "ernie4_5"),
     "Exaone4ForCausalLM": Family(exaone4, "exaone4"),
-    "GlmForCausalLM": Family(
-        dense(Traits(flag_letters="qkv", mlp={"modules": FUSED_MLP})), "glm"
-    ),
-    "Glm4ForCausalLM": Family(
-        dense(Traits(flag_letters="qkv", mlp={"modules": FUSED_MLP}, norms=SANDWICH)), "glm4"
-    ),
+    "GlmForCausalLM": Family(dense(Traits(flag_letters="qkv", mlp={"modules": FUSED_MLP})), "glm"),
+    "Glm4ForCausalLM": Family(dense(Traits(flag_letters="qkv", mlp={"modules": FUSED_MLP}, norms=SANDWICH)), "glm4"),
     "GraniteForCausalLM": Family(dense(Traits(mlp_bias_flag="mlp_bias", model=_GRANITE)), "granite"),
-    "HeliumForCausalLM": Family(dense(Traits(flag_letters="qkv", mlp_bias_flag="mlp_bias", norm={"style": "wide"})), "helium"),
-    "HyperCLOVAXForCausalLM": Family(dense(Traits(mlp_bias_flag="mlp_bias", norms=SANDWICH, model=_GRANITE)), "hyperclovax"),
+    "HeliumForCausalLM": Family(
+        dense(Traits(flag_letters="qkv", mlp_bias_flag="mlp_bias", norm={"style": "wide"})), "helium"
+    ),
+    "HyperCLOVAXForCausalLM": Family(
+        dense(Traits(mlp_bias_flag="mlp_bias", norms=SANDWICH, model=_GRANITE)), "hyperclovax"
+    ),
     "InternLMForCausalLM": Family(dense(Traits(bias_flag="bias")), INTERNLM),
     "InternLM2ForCausalLM": Family(
-        dense(Traits(bias_flag="bias", attention={"modules": ("wqkv", "wqkv", "wqkv", "wo")}, mlp={"modules": ("w1", "w3", "w2")})),
+        dense(
+            Traits(
+                bias_flag="bias",
+                attention={"modules": ("wqkv", "wqkv", "wqkv", "wo")},
+                mlp={"modules": ("w1", "w3", "w2")},
+            )
+        ),
         INTERNLM2,
     ),
     "MiMoForCausalLM": Family(mimo, MIMO),
@@ -238,7 +247,7 @@ FAMILIES = {
     "Olmo3ForCausalLM": Family(
         dense(Traits(qk_norm="full", qk={"style": "wide"}, norms=POST, norm={"style": "wide"}, windows=(4, 1))), "olmo3"
     ),
-    "OrionForCausalLM": Family(dense(Traits(bias_flag="", norm=_LAYER_NORM)), ORION),
+    "OrionForCausalLM": Family(dense(Traits(bias_flag="", norm=LAYER_NORM)), ORION),
     "SeedOssForCausalLM": Family(seed_oss, "seed_oss"),
     "SmolLM3ForCausalLM": Family(smollm3, "smollm3"),
     "StableLmForCausalLM": Family(stablelm, "stablelm"),

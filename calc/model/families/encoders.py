@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 
 from calc.errors import InputError
 from calc.model.families.base import Family
-from calc.model.families.common import assemble, attention, dropouts, hidden, mlp, position_table, uniform
+from calc.model.families.common import LAYER_NORM, assemble, attention, dropouts, hidden, mlp, position_table, uniform
 from calc.model.fields import Fields
 from calc.model.spec import Layer, ModelSpec
 from calc.model.weights import Norm, Part, Weight, dim, linear
 
-LAYER_NORM = {"kind": "layer", "style": "native", "bias": True}
 _DROPOUT = {
     "attention": "attention_probs_dropout_prob",
     "residual": "hidden_dropout_prob",

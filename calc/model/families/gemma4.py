@@ -59,7 +59,10 @@ def _feed_forward(fields: Fields, double: bool) -> tuple[FeedForward, tuple[str,
     plain = mlp(fields, width=width, activation=activation)
     if not fields.flag("enable_moe_block", default=False):
         return plain, ()
-    scales = (Weight("scale", (dim("h", hidden(fields)),)), Weight("expert_scale", (dim("E", fields.size("num_experts")),)))
+    scales = (
+        Weight("scale", (dim("h", hidden(fields)),)),
+        Weight("expert_scale", (dim("E", fields.size("num_experts")),)),
+    )
     return moe(fields, shared=plain, router_extra=scales, activation=activation), _EXPERT_NORMS
 
 

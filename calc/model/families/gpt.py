@@ -7,6 +7,7 @@ from typing import Any
 from calc.errors import InputError
 from calc.model.families.base import Family
 from calc.model.families.common import (
+    LAYER_NORM,
     assemble,
     attention,
     bias,
@@ -24,7 +25,6 @@ from calc.model.mixers import Attention
 from calc.model.spec import Layer, ModelSpec, Stack
 from calc.model.weights import Norm, Weight, dim
 
-LAYER_NORM = {"kind": "layer", "style": "native", "bias": True}
 PRE = ("input_norm", "post_attention_norm")
 QKV = ("query_key_value", "query_key_value", "query_key_value", "dense")
 _GPT2_DROPOUT = {"attention": "attn_pdrop", "residual": "resid_pdrop", "embedding": "embd_pdrop"}
@@ -152,9 +152,7 @@ def gpt_neox(fields: Fields) -> ModelSpec:
     feed_forward = plain_mlp(fields, "dense_h_to_4h", "dense_4h_to_h", "intermediate_size")
     parallel = fields.flag("use_parallel_residual", default=True)
     layer = Layer("layer", mixer, feed_forward, layer_norms(fields, *PRE), parallel=parallel)
-    return assemble(
-        fields, uniform(fields, layer), final_norm=final(fields), dropout=dropouts(fields, **_DROPOUT)
-    )
+    return assemble(fields, uniform(fields, layer), final_norm=final(fields), dropout=dropouts(fields, **_DROPOUT))
 
 
 def gpt_neox_japanese(fields: Fields) -> ModelSpec:
@@ -206,9 +204,7 @@ def falcon(fields: Fields) -> ModelSpec:
     alibi = fields.flag("alibi", default=False)
     pair = fields.size_or_none("num_ln_in_parallel_attn", low=1, high=2) or (2 if grouped else 1)
     names = PRE if not parallel else ("attention_norm", "mlp_norm") if pair == 2 else ("input_norm",)
-    mixer = Attention(
-        hidden(fields), count, kv, head_dim, head_dim, bias=letters, modules=QKV, rotary=not alibi
-    )
+    mixer = Attention(hidden(fields), count, kv, head_dim, head_dim, bias=letters, modules=QKV, rotary=not alibi)
     feed_forward = plain_mlp(
         fields, "dense_h_to_4h", "dense_4h_to_h", "ffn_hidden_size", has_bias=bool(letters), activation="gelu"
     )
@@ -223,7 +219,9 @@ def mpt(fields: Fields) -> ModelSpec:
     """MPT as transformers builds it: ALiBi, no biases."""
     if not fields.flag("no_bias", default=True):
         raise InputError.of("no_bias", False, "only true is understood: transformers' class has no biases")
-    fields.ignore("attn_config", "learned_pos_emb", "expansion_ratio", "init_device", "logit_scale", "embedding_fraction")
+    fields.ignore(
+        "attn_config", "learned_pos_emb", "expansion_ratio", "init_device", "logit_scale", "embedding_fraction"
+    )
     fields.ignore("norm_type", "verbose", "init_config", "tokenizer_name")
     mixer = attention(fields, modules=("Wqkv", "Wqkv", "Wqkv", "out_proj"), rotary=False)
     feed_forward = mlp(
@@ -280,9 +278,7 @@ def persimmon(fields: Fields) -> ModelSpec:
     mixer = attention(fields, "head" if qk else "", norm_traits=LAYER_NORM, bias="qkvo", modules=QKV)
     feed_forward = plain_mlp(fields, "dense_h_to_4h", "dense_4h_to_h", "intermediate_size")
     layer = Layer("layer", mixer, feed_forward, layer_norms(fields, *PRE))
-    return assemble(
-        fields, uniform(fields, layer), final_norm=final(fields), dropout=dropouts(fields, **_DROPOUT)
-    )
+    return assemble(fields, uniform(fields, layer), final_norm=final(fields), dropout=dropouts(fields, **_DROPOUT))
 
 
 FAMILIES = {

@@ -26,7 +26,7 @@ from calc.model.families.recurrences import gated_delta_net, mamba1, mamba2
 from calc.model.families.sparse import Experts, every_step, shared_expert
 from calc.model.feed_forward import MLP, FeedForward, MoE
 from calc.model.fields import MOST_LAYERS, Fields
-from calc.model.mixers import Recurrence
+from calc.model.mixers import Mixer, Recurrence
 from calc.model.spec import Layer, ModelSpec
 from calc.model.weights import Norm, Part, dim, linear
 
@@ -73,7 +73,9 @@ def _delta_hybrid(
         "sliding": lambda: softmax(fields.size("sliding_window")),
     }
     fields.ignore("full_attention_interval", "attn_output_gate", "mamba_ssm_dtype", "mtp_num_hidden_layers")
-    fields.ignore("mtp_use_dedicated_embeddings", "head_dim", "intermediate_size", "mlp_only_layers", "decoder_sparse_step")
+    fields.ignore(
+        "mtp_use_dedicated_embeddings", "head_dim", "intermediate_size", "mlp_only_layers", "decoder_sparse_step"
+    )
     layers = combined(
         mixers, layer_types(fields, LINEAR_OR_FULL, default), forwards, forward_pattern, norms(fields, style="gemma")
     )
@@ -194,10 +196,12 @@ def _nemotron_moe(fields: Fields) -> MoE:
     shared = _nemotron_mlp(fields, fields.size("moe_shared_expert_intermediate_size"), "f_s")
     extra: tuple[Part, ...] = ()
     if latent:
-        l, h, has_bias = dim("l", latent), dim("h", hidden(fields)), shared.bias
-        down = linear("down", "fc1_latent_proj", l, h, bias=has_bias)
-        extra = (Part("latent", (*down, *linear("up", "fc2_latent_proj", h, l, bias=has_bias))),)
-    return MoE(plain.hidden_size, plain.num_experts, plain.num_experts_per_tok, expert, plain.router, shared, extra=extra)
+        narrow, h, has_bias = dim("l", latent), dim("h", hidden(fields)), shared.bias
+        down = linear("down", "fc1_latent_proj", narrow, h, bias=has_bias)
+        extra = (Part("latent", (*down, *linear("up", "fc2_latent_proj", h, narrow, bias=has_bias))),)
+    return MoE(
+        plain.hidden_size, plain.num_experts, plain.num_experts_per_tok, expert, plain.router, shared, extra=extra
+    )
 
 
 def nemotron_h(fields: Fields) -> ModelSpec:
@@ -213,7 +217,9 @@ def nemotron_h(fields: Fields) -> ModelSpec:
         "moe": lambda: Layer("moe", None, _nemotron_moe(fields), norm),
     }
     layers = patterned(kinds, _nemotron_kinds(fields))
-    fields.ignore("intermediate_size", "n_shared_experts", "moe_shared_expert_overlap", "num_logits_to_keep", "mlp_bias")
+    fields.ignore(
+        "intermediate_size", "n_shared_experts", "moe_shared_expert_overlap", "num_logits_to_keep", "mlp_bias"
+    )
     fields.ignore("residual_in_fp32", "rescale_prenorm_residual", "num_nextn_predict_layers", "mtp_layers_block_type")
     fields.ignore("mtp_hybrid_override_pattern", "time_step_limit", "time_step_floor", "time_step_max", "time_step_min")
     return assemble(fields, layers, dropout=dropouts(fields, **_DROPOUT))
@@ -221,7 +227,10 @@ def nemotron_h(fields: Fields) -> ModelSpec:
 
 def bamba(fields: Fields) -> ModelSpec:
     indices = fields.items("attn_layer_indices") or []
-    mixers = {"full": lambda: attention(fields, bias=bias(fields)), "mamba": lambda: mamba2_mixer(fields)}
+    mixers: dict[str, Callable[[], Mixer]] = {
+        "full": lambda: attention(fields, bias=bias(fields)),
+        "mamba": lambda: mamba2_mixer(fields),
+    }
     kinds = ["full" if at in indices else "mamba" for at in range(num_layers(fields))]
     forwards = {"dense": lambda: mlp(fields, bias=fields.flag("mlp_bias", default=False))}
     layers = combined(mixers, kinds, forwards, ["dense"] * len(kinds), norms(fields))
@@ -238,7 +247,7 @@ def granite_hybrid(fields: Fields) -> ModelSpec:
     )
     rotary = fields.data.get("position_embedding_type") == "rope"
     fields.ignore("position_embedding_type", "intermediate_size")
-    mixers = {
+    mixers: dict[str, Callable[[], Mixer]] = {
         "full": lambda: attention(fields, bias=bias(fields), rotary=rotary),
         "mamba": lambda: mamba2_mixer(fields),
     }
@@ -258,7 +267,7 @@ def jamba(fields: Fields) -> ModelSpec:
     auto = fields.data.get("mamba_dt_rank", "auto") == "auto"
     rank = -(-hidden(fields) // 16) if auto else fields.size("mamba_dt_rank")
     fields.ignore("mamba_dt_rank", "use_mamba_kernels", "use_mambapy", "use_associative_scan", "num_logits_to_keep")
-    mixers = {
+    mixers: dict[str, Callable[[], Mixer]] = {
         "full": lambda: attention(fields, rotary=False),
         "mamba": lambda: mamba1(
             dim("h", hidden(fields)),
@@ -322,7 +331,9 @@ def mamba2_model(fields: Fields) -> ModelSpec:
 def _ignore_mamba(fields: Fields) -> None:
     fields.ignore("time_step_rank", "residual_in_fp32", "rescale_prenorm_residual", "intermediate_size", "hidden_act")
     fields.ignore("use_mambapy", "use_associative_scan", "use_falcon_mambapy", "mixer_rms_eps", "time_step_init_scheme")
-    fields.ignore("time_step_scale", "time_step_min", "time_step_max", "time_step_floor", "time_step_limit", "layer_types")
+    fields.ignore(
+        "time_step_scale", "time_step_min", "time_step_max", "time_step_floor", "time_step_limit", "layer_types"
+    )
 
 
 FAMILIES = {

@@ -20,11 +20,11 @@ from calc.model.families.common import (
     uniform,
 )
 from calc.model.families.sparse import Experts, first_dense, shared_expert
-from calc.model.feed_forward import MoE
+from calc.model.feed_forward import FeedForward, MoE
 from calc.model.fields import Fields
 from calc.model.mixers import Indexer, LatentAttention
 from calc.model.spec import Layer, ModelSpec, Stack
-from calc.model.weights import Norm, Part, Split, Weight, dim, linear
+from calc.model.weights import Norm, Part, dim, linear
 
 _EXPERTS = Experts(shared_count="n_shared_experts")
 _DROPOUT = {"attention": "attention_dropout"}
@@ -91,7 +91,7 @@ def _latent_moe(
     def routed() -> MoE:
         return moe(fields, shared=shared_expert(fields, _EXPERTS))
 
-    forwards = {"moe": routed, "dense": lambda: mlp(fields, bias=has_bias)}
+    forwards: dict[str, Callable[[], FeedForward]] = {"moe": routed, "dense": lambda: mlp(fields, bias=has_bias)}
     pattern = first_dense(default=0 if "first_k_dense_replace" in fields.data else 1)(fields)
     layers = combined(mixers, kinds, forwards, pattern, norms(fields, *names))
     fields.ignore("num_key_value_heads", "num_nextn_predict_layers", "num_mtp_layers", "head_dim", "qk_head_dim")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from calc.errors import InputError
 from calc.model.families.base import Family
 from calc.model.families.common import (
+    LAYER_NORM,
     assemble,
     attention,
     bias,
@@ -19,7 +20,7 @@ from calc.model.families.common import (
     uniform,
 )
 from calc.model.families.multimodal import with_text
-from calc.model.families.towers import LAYER_NORM, patches, vit_layer
+from calc.model.families.towers import patches, vit_layer
 from calc.model.fields import Fields
 from calc.model.mixers import Attention
 from calc.model.spec import ModelSpec, Tower

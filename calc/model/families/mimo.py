@@ -11,7 +11,6 @@ from calc.model.families.common import (
     combined,
     dropouts,
     heads,
-    hidden,
     layer_types,
     mlp,
     moe,
@@ -20,9 +19,8 @@ from calc.model.families.common import (
 )
 from calc.model.families.sparse import first_dense
 from calc.model.fields import Fields
-from calc.model.mixers import Attention, Indexer
+from calc.model.mixers import Attention
 from calc.model.spec import ModelSpec
-from calc.model.weights import Norm, dim, linear
 
 
 def mimo_v2_flash(fields: Fields) -> ModelSpec:
@@ -32,7 +30,9 @@ def mimo_v2_flash(fields: Fields) -> ModelSpec:
     default = ["full" if at == 0 or (at + 1) % 6 == 0 else "sliding" for at in range(count)]
     kinds = layer_types(fields, FULL_OR_SLIDING, default)
     if legacy is not None and legacy != [int(kind == "sliding") for kind in kinds]:
-        raise InputError.of("hybrid_layer_pattern", legacy, "only the class's own pattern is understood: 1 has a window")
+        raise InputError.of(
+            "hybrid_layer_pattern", legacy, "only the class's own pattern is understood: 1 has a window"
+        )
     # the older field counts the tokens before the query, the newer one the query too
     before = fields.size_or_none("sliding_window_size")
     size = before + 1 if before else fields.size("sliding_window")
@@ -47,7 +47,9 @@ def mimo_v2_flash(fields: Fields) -> ModelSpec:
     freq = fields.items("moe_layer_freq", length=count)
     pattern = first_dense(default=1)(fields)
     if freq is not None and freq != [int(kind == "moe") for kind in pattern]:
-        raise InputError.of("moe_layer_freq", freq, "only the class's own pattern is understood: the first layer is dense")
+        raise InputError.of(
+            "moe_layer_freq", freq, "only the class's own pattern is understood: the first layer is dense"
+        )
     if fields.size("n_shared_experts", default=0, low=0) if fields.has("n_shared_experts") else 0:
         raise InputError.of("n_shared_experts", fields.data["n_shared_experts"], "the class has none")
     _check_swa(fields, heads_, kv * 2, head_dim)
@@ -58,7 +60,9 @@ def mimo_v2_flash(fields: Fields) -> ModelSpec:
         pattern,
         norms(fields),
     )
-    fields.ignore("attention_chunk_size", "swa_rope_theta", "attention_value_scale", "n_shared_experts", "intermediate_size")
+    fields.ignore(
+        "attention_chunk_size", "swa_rope_theta", "attention_value_scale", "n_shared_experts", "intermediate_size"
+    )
     return assemble(fields, layers, dropout=dropouts(fields, attention="attention_dropout"))
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from calc.errors import InputError
 from calc.model.families.base import Family
 from calc.model.families.common import (
-    FULL_OR_SLIDING,
     assemble,
     attention,
     combined,
     dropouts,
-    heads,
     hidden,
     layer_types,
     mlp,
@@ -18,7 +16,6 @@ from calc.model.families.common import (
     norms,
     num_layers,
 )
-from calc.model.families.sparse import first_dense
 from calc.model.fields import Fields
 from calc.model.mixers import Attention, Indexer
 from calc.model.spec import ModelSpec
@@ -38,11 +35,15 @@ def minimax_m3(fields: Fields) -> ModelSpec:
         raise InputError.of("mlp_layer_types", types, "each must be dense or sparse")
 
     def mixer(indexed: bool) -> Attention:
-        options = {"indexer": _m3_indexer(fields, sparse_fields)} if indexed else {}
-        return attention(fields, "head", "gemma", **options)
+        chooser = _m3_indexer(fields, sparse_fields) if indexed else None
+        return attention(fields, "head", "gemma", indexer=chooser)
 
     shared = mlp(
-        fields, "shared_intermediate_size", letter="f_s", activation="swigluoai", modules=("gate_up_proj",) * 2 + ("down_proj",)
+        fields,
+        "shared_intermediate_size",
+        letter="f_s",
+        activation="swigluoai",
+        modules=("gate_up_proj",) * 2 + ("down_proj",),
     )
     fused = ("gate_up_proj", "gate_up_proj", "down_proj")
     layers = combined(
@@ -56,7 +57,9 @@ def minimax_m3(fields: Fields) -> ModelSpec:
         norms(fields, style="gemma"),
     )
     fields.ignore("hidden_act", "first_k_dense_replace", "moe_intermediate_size", "n_shared_experts", "swiglu_alpha")
-    fields.ignore("swiglu_limit", "use_gemma_norm", "use_qk_norm", "use_routing_bias", "qk_norm_type", "num_mtp_modules")
+    fields.ignore(
+        "swiglu_limit", "use_gemma_norm", "use_qk_norm", "use_routing_bias", "qk_norm_type", "num_mtp_modules"
+    )
     fields.ignore("num_nextn_predict_layers", "dense_intermediate_size", "attention_output_gate")
     final = Norm("weight", dim("h", hidden(fields)), style="gemma")
     return assemble(fields, layers, final_norm=final, dropout=dropouts(fields, attention="attention_dropout"))

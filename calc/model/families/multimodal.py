@@ -10,8 +10,8 @@ from calc.errors import InputError
 from calc.model.defaults import class_defaults
 from calc.model.families import decoders, gemma4, hybrid, mixtures
 from calc.model.families.base import Family
-from calc.model.families.common import hidden, storage_dtype, uniform
-from calc.model.families.towers import CLIP, LAYER_NORM, clip_tower, gemma4_tower, qwen_tower, siglip_tower, vit_layer
+from calc.model.families.common import LAYER_NORM, hidden, storage_dtype, uniform
+from calc.model.families.towers import CLIP, clip_tower, gemma4_tower, qwen_tower, siglip_tower, vit_layer
 from calc.model.fields import Fields
 from calc.model.spec import ModelSpec, Tower
 from calc.model.weights import Norm, Part, Split, Weight, dim, linear
@@ -103,8 +103,8 @@ def clip(fields: Fields) -> ModelSpec:
     """CLIP: a causal text encoder and a vision encoder, each with a projection into the shared space."""
     text, vision = fields.section("text_config"), fields.section("vision_config")
     width, inner = text.size("hidden_size"), text.size("intermediate_size")
-    layer = vit_layer(width, text.size("num_attention_heads"), inner, text.text("hidden_act", default="quick_gelu"), CLIP)
-    layer = replace(layer, mixer=replace(layer.mixer, causal=True))  # type: ignore[arg-type]
+    activation = text.text("hidden_act", default="quick_gelu")
+    layer = vit_layer(width, text.size("num_attention_heads"), inner, activation, CLIP, causal=True)
     h, shared = dim("h", width), dim("h_p", fields.size("projection_dim"))
     positions = text.size("max_position_embeddings")
     token = Weight("token", (dim("V", text.size("vocab_size")), h), Split.VOCAB, "token_embedding")

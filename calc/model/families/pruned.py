@@ -15,7 +15,12 @@ from calc.model.weights import Norm, dim
 from calc.units import round_up
 
 _SOURCE = "https://huggingface.co/nvidia/Llama-3_3-Nemotron-Super-49B-v1/blob/main/modeling_decilm.py"
-_PLAIN = ("replace_with_linear", "sparsify", "num_sink_tokens", "window_length")  # each changes the layer: not understood
+_PLAIN = (
+    "replace_with_linear",
+    "sparsify",
+    "num_sink_tokens",
+    "window_length",
+)  # each changes the layer: not understood
 
 
 def _part(block: Any, name: str, at: int) -> dict[str, Any]:
@@ -62,7 +67,7 @@ def decilm(fields: Fields) -> ModelSpec:
     for at, block in enumerate(blocks):
         mixer = _attention(fields, _part(block, "attention", at), at)
         forward = _feed_forward(fields, _part(block, "ffn", at), at)
-        norms = (Norm("input_norm", h),) if mixer else ()
+        norms: tuple[Norm, ...] = (Norm("input_norm", h),) if mixer else ()
         norms += (Norm("post_attention_norm", h),) if forward else ()
         name = f"{'attention' if mixer else 'no_attention'}_{forward.intermediate_size if forward else 0}"
         pattern.append(kinds.setdefault(Layer(name, mixer, forward, norms), len(kinds)))

@@ -55,7 +55,16 @@ def gated_delta_net(
 
 
 def mamba2(
-    h: Dim, heads: Dim, head_dim: Dim, groups: Dim, state: Dim, kernel: Dim, *, bias: bool, conv_bias: bool, norm: bool = True
+    h: Dim,
+    heads: Dim,
+    head_dim: Dim,
+    groups: Dim,
+    state: Dim,
+    kernel: Dim,
+    *,
+    bias: bool,
+    conv_bias: bool,
+    norm: bool = True,
 ) -> Recurrence:
     """Mamba 2 (arXiv 2405.21060): S <- a S + dt x B^T, y = S C + D x. 5 FLOPs an element of the state."""
     inner = heads * head_dim

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from calc.errors import InputError
 from calc.model.families.base import Family
-from calc.model.families.common import assemble, dropouts, position_table, uniform
+from calc.model.families.common import LAYER_NORM, assemble, dropouts, position_table, uniform
 from calc.model.feed_forward import MLP
 from calc.model.fields import MOST_LAYERS, Fields
 from calc.model.mixers import Attention
 from calc.model.spec import Layer, ModelSpec, Stack, Tower
 from calc.model.weights import Norm, Part, Split, Weight, dim, linear
-
-LAYER_NORM = {"kind": "layer", "style": "native", "bias": True}
 
 
 def _t5_attention(fields: Fields, causal: bool, relative: bool = False) -> Attention:
@@ -38,7 +37,11 @@ def _t5_mlp(fields: Fields) -> MLP:
 
 def _t5_stack(fields: Fields, count: int, decoder: bool) -> Stack:
     h, feed_forward = dim("h", fields.size("d_model")), _t5_mlp(fields)
-    names = ("input_norm", "cross_attention_norm", "post_attention_norm") if decoder else ("input_norm", "post_attention_norm")
+    names = (
+        ("input_norm", "cross_attention_norm", "post_attention_norm")
+        if decoder
+        else ("input_norm", "post_attention_norm")
+    )
     norms = tuple(Norm(name, h) for name in names)
     cross = _t5_attention(fields, causal=False) if decoder else None
     first, rest = (
@@ -59,7 +62,9 @@ def t5(fields: Fields) -> ModelSpec:
     note = (
         f"the config unties the head, and its checkpoint holds one of {vocab * h.size:,} parameters; transformers 5 ties it",
     )
-    fields.ignore("tie_word_embeddings", "relative_attention_max_distance", "output_past", "n_positions", "dense_act_fn")
+    fields.ignore(
+        "tie_word_embeddings", "relative_attention_max_distance", "output_past", "n_positions", "dense_act_fn"
+    )
     fields.ignore("is_gated_act", "classifier_dropout", "scale_decoder_outputs", "num_decoder_layers")
     return ModelSpec(
         name="",
@@ -105,10 +110,16 @@ def decoder(traits: Traits) -> Callable[[Fields], ModelSpec]:
         cross = Attention(width, count, count, size, size, traits.bias, modules, causal=False, rotary=False)
         activation = fields.text("activation_function", default="gelu")
         feed_forward = MLP(width, fields.size("decoder_ffn_dim"), False, True, activation, ("", "fc1", "fc2"))
-        names = ("attention_norm", "cross_attention_norm", "output_norm") if traits.cross else ("attention_norm", "output_norm")
+        names = (
+            ("attention_norm", "cross_attention_norm", "output_norm")
+            if traits.cross
+            else ("attention_norm", "output_norm")
+        )
         norms = tuple(Norm(name, h, **LAYER_NORM) for name in names)
         layer = Layer("layer", mixer, feed_forward, norms, cross=cross if traits.cross else None)
-        embeddings = () if traits.offset is None else (position_table(fields, traits.positions, extra=traits.offset),)
+        embeddings: tuple[Weight, ...] = (
+            () if traits.offset is None else (position_table(fields, traits.positions, extra=traits.offset),)
+        )
         if traits.embedding_norm:
             embeddings += Norm("norm", h, **LAYER_NORM).weights
         depth = fields.size("decoder_layers", high=MOST_LAYERS)
@@ -130,8 +141,12 @@ def decoder(traits: Traits) -> Callable[[Fields], ModelSpec]:
 
 def _ignore(fields: Fields) -> None:
     """The encoder's fields: this class does not build it."""
-    fields.ignore("encoder_layers", "encoder_ffn_dim", "encoder_attention_heads", "encoder_layerdrop", "decoder_layerdrop")
-    fields.ignore("activation_dropout", "classifier_dropout", "scale_embedding", "num_hidden_layers", "max_source_positions")
+    fields.ignore(
+        "encoder_layers", "encoder_ffn_dim", "encoder_attention_heads", "encoder_layerdrop", "decoder_layerdrop"
+    )
+    fields.ignore(
+        "activation_dropout", "classifier_dropout", "scale_embedding", "num_hidden_layers", "max_source_positions"
+    )
     fields.ignore("num_mel_bins", "static_position_embeddings", "normalize_before", "normalize_embedding", "layerdrop")
 
 
@@ -142,12 +157,14 @@ def opt(fields: Fields) -> ModelSpec:
     h, size = dim("h", width), width // count
     has_bias = fields.flag("enable_bias", default=True)
     affine = fields.flag("layer_norm_elementwise_affine", default=True)
-    norm = {"kind": "layer", "style": "native", "weight": affine, "bias": affine}
+    norm: dict[str, Any] = {"kind": "layer", "style": "native", "weight": affine, "bias": affine}
     modules = ("q_proj", "k_proj", "v_proj", "out_proj")
     mixer = Attention(width, count, count, size, size, "qkvo" if has_bias else "", modules, rotary=False)
     activation = fields.text("activation_function", default="relu")
     feed_forward = MLP(width, fields.size("ffn_dim"), False, has_bias, activation, ("", "fc1", "fc2"))
-    layer = Layer("layer", mixer, feed_forward, tuple(Norm(name, h, **norm) for name in ("attention_norm", "output_norm")))
+    layer = Layer(
+        "layer", mixer, feed_forward, tuple(Norm(name, h, **norm) for name in ("attention_norm", "output_norm"))
+    )
     before = fields.flag("do_layer_norm_before", default=True)
     removed = fields.flag("_remove_final_layer_norm", default=False)
     narrow = fields.size_or_none("word_embed_proj_dim") or width
@@ -177,7 +194,9 @@ def _prenorm_decoder(fields: Fields, width_key: str, positions: int | None) -> M
     mixer = Attention(width, count, count, size, size, "qkvo", modules, rotary=False)
     activation = fields.text("activation_function", "hidden_act", default="gelu")
     feed_forward = MLP(width, fields.size(width_key), False, True, activation, ("", "fc1", "fc2"))
-    layer = Layer("layer", mixer, feed_forward, tuple(Norm(name, h, **LAYER_NORM) for name in ("attention_norm", "output_norm")))
+    layer = Layer(
+        "layer", mixer, feed_forward, tuple(Norm(name, h, **LAYER_NORM) for name in ("attention_norm", "output_norm"))
+    )
     if fields.flag("add_cross_attention", default=False):
         raise InputError.of("add_cross_attention", True, "only false is understood for this class")
     fields.ignore("layerdrop", "activation_dropout", "layer_norm_eps")

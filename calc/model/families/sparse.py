@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from calc.errors import InputError
 from calc.model.families.base import Family
-from calc.model.families.common import EXPERTS, bias, heads, hidden, mlp, moe, num_layers
+from calc.model.families.common import EXPERTS, LAYER_NORM, bias, heads, hidden, mlp, moe, num_layers
 from calc.model.families.dense import PRE, SANDWICH, Traits, build, dense_mlp
 from calc.model.feed_forward import MLP, FeedForward
 from calc.model.fields import MOST_LAYERS, Fields
@@ -37,7 +37,7 @@ def sparse(traits: Traits, experts: Experts) -> Callable[[Fields], ModelSpec]:
 
     def read(fields: Fields) -> ModelSpec:
         def routed() -> FeedForward:
-            extra = ()
+            extra: tuple[Weight, ...] = ()
             if experts.router_bias:
                 extra = (Weight(experts.router_bias, (dim("E", fields.size(*EXPERTS)),)),)
             return moe(
@@ -120,7 +120,7 @@ def _gate(fields: Fields, module: str = "gate_proj") -> tuple[Weight, ...]:
 
 def _gated(traits: Traits, experts: Experts) -> Callable[[Fields], ModelSpec]:
     def read(fields: Fields) -> ModelSpec:
-        return sparse(replace(traits, attention=traits.attention | {"extra": _gate(fields)}), experts)(fields)
+        return sparse(replace(traits, attention={**traits.attention, "extra": _gate(fields)}), experts)(fields)
 
     return read
 
@@ -131,9 +131,10 @@ def glm4_moe(fields: Fields) -> ModelSpec:
     if not fields.has("head_dim"):  # the class rounds down where the heads do not divide
         count = fields.size("num_attention_heads")
         sizes["sizes"] = (count, fields.size("num_key_value_heads", default=count), max(1, hidden(fields) // count))
-    return sparse(Traits(flag_letters="qkv", qk_norm=qk, attention=sizes), Experts(shared_count="n_shared_experts", pattern=first_dense()))(
-        fields
-    )
+    return sparse(
+        Traits(flag_letters="qkv", qk_norm=qk, attention=sizes),
+        Experts(shared_count="n_shared_experts", pattern=first_dense()),
+    )(fields)
 
 
 def ernie4_5_moe(fields: Fields) -> ModelSpec:
@@ -150,9 +151,8 @@ def ernie4_5_moe(fields: Fields) -> ModelSpec:
 
 
 def phimoe(fields: Fields) -> ModelSpec:
-    layer_norm = {"kind": "layer", "style": "native", "bias": True}
     has_bias = fields.flag("lm_head_bias", default=False)
-    traits = Traits(norm=layer_norm, windows=(0, 1), model={"head_bias": has_bias})
+    traits = Traits(norm=LAYER_NORM, windows=(0, 1), model={"head_bias": has_bias})
     fields.ignore("input_jitter_noise")
     return sparse(traits, Experts(width=("intermediate_size",)))(fields)
 
@@ -191,7 +191,13 @@ def cohere2_moe(fields: Fields) -> ModelSpec:
         raise InputError.of("mlp_layer_types", pattern, "only sparse layers are understood")
     norm = {"kind": "layer", "style": "wide"}
     traits = Traits(
-        norms=("input_norm",), norm=norm, tied=True, parallel=True, windows=(4, 1), nope=True, model={"head_scale": True}
+        norms=("input_norm",),
+        norm=norm,
+        tied=True,
+        parallel=True,
+        windows=(4, 1),
+        nope=True,
+        model={"head_scale": True},
     )
     fields.ignore("prefix_dense_sliding_window_pattern", "prefix_dense_intermediate_size", "sliding_window_pattern")
     return sparse(traits, Experts(width=("intermediate_size",)))(fields)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from calc.errors import InputError
-from calc.model.families.common import num_layers, uniform
+from calc.model.families.common import LAYER_NORM, num_layers, uniform
 from calc.model.feed_forward import MLP
 from calc.model.fields import Fields
 from calc.model.mixers import Attention
 from calc.model.spec import Layer, Stack, Tower
 from calc.model.weights import Dim, Norm, Part, Weight, dim, linear
-
-LAYER_NORM: dict[str, Any] = {"kind": "layer", "style": "native", "bias": True}
 
 
 def patches(fields: Fields) -> tuple[Dim, int]:
@@ -22,7 +18,15 @@ def patches(fields: Fields) -> tuple[Dim, int]:
     return dim("c", channels) * dim("p", patch) * dim("p", patch), (size // patch) ** 2
 
 
-def vit_layer(width: int, heads: int, inner: int, activation: str, modules: tuple[str, ...], fused: bool = False) -> Layer:
+def vit_layer(
+    width: int,
+    heads: int,
+    inner: int,
+    activation: str,
+    modules: tuple[str, ...],
+    fused: bool = False,
+    causal: bool = False,
+) -> Layer:
     """A pre-norm encoder layer with LayerNorms and biases. `modules`: query, key, value, output, up, down."""
     if width % heads:
         raise InputError(f"num_attention_heads ({heads}) must divide hidden_size ({width})", "num_attention_heads")
@@ -36,7 +40,7 @@ def vit_layer(width: int, heads: int, inner: int, activation: str, modules: tupl
         width // heads,
         "qkvo",
         (query, key, value, output),
-        causal=False,
+        causal=causal,
         rotary=fused,
     )
     norms = (Norm("input_norm", h, **LAYER_NORM), Norm("post_attention_norm", h, **LAYER_NORM))
@@ -101,12 +105,19 @@ def qwen_tower(fields: Fields, hidden_size: int, deepstack: bool = True) -> Towe
     patch, frames = fields.size("patch_size"), fields.size("temporal_patch_size")
     out = fields.size("out_hidden_size")
     if out != hidden_size:
-        raise InputError.of(fields.name("out_hidden_size"), out, f"it must equal text_config.hidden_size ({hidden_size})")
+        raise InputError.of(
+            fields.name("out_hidden_size"), out, f"it must equal text_config.hidden_size ({hidden_size})"
+        )
     h, p = dim("h", width), dim("p", patch)
     inputs = dim("c", fields.size("in_channels")) * dim("t", frames) * p * p
     modules = ("qkv", "qkv", "qkv", "proj", "linear_fc1", "linear_fc2")
     layer = vit_layer(
-        width, fields.size("num_heads"), inner, fields.text("hidden_act", default="gelu_pytorch_tanh"), modules, fused=True
+        width,
+        fields.size("num_heads"),
+        inner,
+        fields.text("hidden_act", default="gelu_pytorch_tanh"),
+        modules,
+        fused=True,
     )
     merge = fields.size("spatial_merge_size", high=64)
     joined = dim("m", merge * merge) * h
@@ -135,16 +146,15 @@ def gemma4_tower(fields: Fields, hidden_size: int) -> Tower:
     if fields.flag("attention_bias", default=False):
         raise InputError.of(fields.name("attention_bias"), True, "only false is understood")
     h, d = dim("h", width), dim("d", size)
-    qk = {"size": d, "style": "wide"}
     mixer = Attention(
         width,
         heads,
         kv,
         size,
         size,
-        q_norm=Norm("query_norm", **qk),
-        k_norm=Norm("key_norm", **qk),
-        v_norm=Norm("value_norm", **qk, weight=False),
+        q_norm=Norm("query_norm", d, style="wide"),
+        k_norm=Norm("key_norm", d, style="wide"),
+        v_norm=Norm("value_norm", d, style="wide", weight=False),
         causal=False,
     )
     names = ("input_norm", "post_attention_norm", "pre_feedforward_norm", "post_feedforward_norm")
@@ -158,7 +168,9 @@ def gemma4_tower(fields: Fields, hidden_size: int) -> Tower:
         *linear("patch", "input_proj", h, dim("3", 3) * patch * patch),
     )
     projection = linear("projection", "embedding_projection", dim("h_t", hidden_size), h)
-    fields.ignore("global_head_dim", "default_output_length", "pooling_kernel_size", "standardize", "use_clipped_linears")
+    fields.ignore(
+        "global_head_dim", "default_output_length", "pooling_kernel_size", "standardize", "use_clipped_linears"
+    )
     fields.ignore("max_position_embeddings")
     return Tower(
         "vision",
