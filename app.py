@@ -5,10 +5,10 @@ from types import ModuleType
 import streamlit as st
 from streamlit.navigation.page import Page
 
-from pages import parameters, start
-from pages.ui import address, memory, sidebar
+from pages import compute, measure, parameters, pipeline, start
+from pages.ui import address, measuring, memory, sidebar
 
-PAGES = (start, parameters)
+PAGES = (start, parameters, compute, pipeline, *((measure,) if measuring.is_offered() else ()))
 
 
 def main() -> None:

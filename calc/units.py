@@ -62,6 +62,8 @@ def show_flops(value: float, digits: int = 2) -> str:
 
 def show_seconds(value: float) -> str:
     """A duration for reading: microseconds to years."""
+    if not value:
+        return "0 s"
     for size, suffix in ((365.25 * 86400, "years"), (86400.0, "days"), (3600.0, "h"), (60.0, "min"), (1.0, "s")):
         if value >= size:
             return f"{value / size:,.2f} {suffix}"

@@ -3,7 +3,7 @@
 from calc.parameters import ParameterAnswer, ParametersPlan
 from pages.ui import charts
 from pages.ui.page import Question, show
-from pages.ui.views import Metric, Numbers
+from pages.ui.views import Metric, Numbers, parts
 
 TITLE, ICON = "Parameters", ":material/account_tree:"
 PLANS = (ParametersPlan,)
@@ -40,7 +40,7 @@ def _headline(answer: ParameterAnswer, numbers: Numbers) -> list[Metric]:
 
 
 def _charts(answer: ParameterAnswer, numbers: Numbers, key: str) -> None:
-    charts.stacked(answer.breakdown, numbers, f"{key}stacked")
+    charts.stacked({answer.spec.name: parts(answer.breakdown)}, "parameters", numbers, f"{key}stacked")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Callable, Mapping, Sequence
-from types import NoneType
-from typing import Any, get_args
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 import streamlit as st
 from pydantic import BaseModel, ValidationError
@@ -14,11 +13,13 @@ from pydantic.fields import FieldInfo
 
 from calc.commands import choices, flag, is_switch
 from calc.errors import validated
+from calc.units import show_count
 from pages.ui.looks import LOOKS, Look
 
 _AUTO, _ON, _OFF = "auto", "on", "off"
 _SWITCH = {_AUTO: None, _ON: True, _OFF: False}
-_WIDTH = 210  # pixels of one widget; a row holds as many as fit
+_LARGEST = 2**53 - 1  # what a browser's number holds exactly
+_WIDTH = 171  # pixels of one widget; a row holds as many as fit
 
 
 def ask_plan(plan: type[BaseModel], groups: Mapping[str, Sequence[str]], prefix: str = "") -> BaseModel:
@@ -33,7 +34,7 @@ def ask_plan(plan: type[BaseModel], groups: Mapping[str, Sequence[str]], prefix:
         known = [name for name in names if name in plan.model_fields]
         if known:
             box = st.expander(title) if title else st.container()
-            with box.container(horizontal=True, gap="medium"):
+            with box.container(horizontal=True, gap="small"):
                 values |= {name: ask(name, plan.model_fields[name], prefix) for name in known}
     return validated(plan, values, lambda name: flag(name)[2:].replace("-", "_"))
 
@@ -47,8 +48,8 @@ def refusal(plan: type[BaseModel], name: str, text: str) -> str:
     if options:
         return "" if text in options else _one_of(options, text)
     try:
-        if _kinds(field) & {int, float} and not math.isfinite(float(text)):
-            return "it must be a finite number"
+        if _kinds(field) & {int, float} and not abs(float(text)) <= _LARGEST:  # NaN too
+            return f"it must be a number of at most {_LARGEST:,}"
         plan.model_validate({name: text})
     except ValidationError as error:  # rules across fields are for the page, when all fields are known
         found = [each["msg"] for each in error.errors(include_url=False) if each["loc"][:1] == (name,)]
@@ -66,7 +67,8 @@ def _one_of(options: Sequence[str], text: str) -> str:
 
 
 def _kinds(field: FieldInfo) -> set[Any]:
-    return set(get_args(field.annotation) or (field.annotation,))
+    several = get_origin(field.annotation) in (UnionType, Union)
+    return set(get_args(field.annotation) if several else (field.annotation,))
 
 
 def _options(field: FieldInfo, look: Look) -> tuple[str, ...]:
@@ -150,13 +152,14 @@ def _ask_slider(shared: dict[str, Any], field: FieldInfo, default: Any, look: Lo
     """A number with a slider under it: exact where it is typed, quick where it is slid. Only the number is in the URL."""
     key = shared["key"]
     slider = f"{key} slider"
-    with st.container(width=_WIDTH, gap="xxsmall"):
+    with st.container(width=_WIDTH, gap="xsmall"):
         value = _ask_number(shared | {"width": "stretch"}, field, default, look)
         st.session_state[slider] = max((stop for stop in look.stops if value and stop <= value), default=look.stops[0])
         st.select_slider(
             shared["label"],
             look.stops,
             key=slider,
+            format_func=lambda stop: show_count(stop, 0) if stop >= 10**6 else f"{stop:,}",
             label_visibility="collapsed",
             on_change=_slide,
             args=(slider, key),

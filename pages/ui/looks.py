@@ -29,6 +29,8 @@ def _doubling(low: int, high: int) -> tuple[int, ...]:
 
 _SEQUENCE = _doubling(128, 2**20)
 
+_TOKENS = (0, *(mantissa * 10**place for place in range(9, 15) for mantissa in (1, 2, 5)))
+
 LOOKS = {
     "model": Look("Model", choices=(*catalogue(), CUSTOM)),
     "gpu": Look("GPU", choices=(*gpus(), CUSTOM)),
@@ -37,11 +39,26 @@ LOOKS = {
     "gpu_GBps": Look("Memory bandwidth (GB/s)", step=10),
     "compare": Look("Compare with a second scenario"),
     "units": Look("Bytes in"),
-    "seq": Look("Sequence length (tokens)", _SEQUENCE),
+    "seq": Look("Sequence (tokens)", _SEQUENCE),
     "context": Look("Context (tokens)", _SEQUENCE),
     "micro_batch": Look("Micro-batch (sequences)", _doubling(1, 256)),
     "concurrency": Look("Sequences at once", _doubling(1, 1024)),
     "stages": Look("Stages (ranks)", tuple(range(1, 33))),
     "microbatches": Look("Micro-batches", _doubling(1, 256)),
+    "tokens": Look("Tokens to train on", _TOKENS, step=10**9),
+    "gpus": Look("GPUs", _doubling(1, 2**17)),
+    "mfu": Look("MFU", step=0.01),
+    "dtype": Look("Precision"),
+    "gpu_hours": Look("Known GPU-hours", step=1000),
+    "price_per_gpu_hour": Look("Price of a GPU-hour"),
+    "power_utilization": Look("Share of the board power"),
+    "pue": Look("PUE"),
+    "grid_intensity": Look("Carbon (kg CO₂e per kWh)", step=0.01),
+    "lora_rank": Look("LoRA rank"),
+    "lora_targets": Look("LoRA targets"),
+    "forward": Look("Forward (s)"),
+    "backward_input": Look("Input gradient (s)"),
+    "backward_weight": Look("Weight gradient (s)"),
+    "virtual_stages": Look("Virtual stages"),
     "schedule": Look("Schedule", choices=tuple(SCHEDULES)),
 }

@@ -33,6 +33,7 @@ class Question:
     charts: Callable[[Any, Numbers, str], None]
 
 
+@st.fragment
 def show(question: Question) -> None:
     """Draw the page, once or for two scenarios side by side (one above the other where the screen is narrow)."""
     st.markdown(question.intro)
@@ -50,7 +51,7 @@ def _answer(question: Question, side: Side) -> BaseModel:
     """One scenario: what it asks and what comes of it. Returns the plan."""
     command, numbers = COMMANDS[question.command], Numbers(scenario.view().units)
     if command.takes_model:
-        st.subheader(_title(question, side), divider="gray")
+        st.markdown(f"##### {_title(question, side)}")
     top = st.container()
     plan = ask_plan(command.plan, question.groups, side.prefix)
     answer: Any = command.answer(
@@ -62,6 +63,7 @@ def _answer(question: Question, side: Side) -> BaseModel:
     views.table(answer.breakdown, numbers)
     views.formulas(answer.breakdown, numbers, side.prefix)
     views.downloads(answer, command.name, side.prefix)
+    st.caption("The same on the command line:")
     st.code(command_line(command, plan, side.model_argument(), side.gpu_flags()), language="bash", wrap_lines=True)
     views.remarks(answer)
     return plan

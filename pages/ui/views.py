@@ -11,6 +11,7 @@ import streamlit as st
 
 from calc.breakdown import Breakdown, Component, Formula, Row
 from calc.commands import Answer
+from calc.pipeline import ClosedForm
 from calc.units import show_bytes_decimal, show_value
 from pages.ui.text import plain
 
@@ -36,12 +37,24 @@ class Numbers:
             return "unknown"
         return show_bytes_decimal(value) if unit == "bytes" and self.units == "GB" else show_value(value, unit)
 
+    def count(self, value: float | None, unit: str = "") -> str:
+        """A plain number, with a unit after it."""
+        if value is None:
+            return "unknown"
+        if 0 < value < 0.001:
+            return f"< 0.001{unit}"
+        return f"{value:,.0f}{unit}" if value >= 1000 else f"{value:.3g}{unit}"
+
+    def percent(self, value: float | None) -> str:
+        """A ratio."""
+        return "unknown" if value is None else f"{value:.1%}"
+
 
 def headline(figures: Sequence[Metric]) -> None:
     """The answer first: a row of figures that wraps where the screen is narrow."""
     with st.container(horizontal=True, gap="small"):
         for each in figures:
-            st.metric(each.label, each.value, help=each.help or None, border=True, width=185)
+            st.metric(each.label, each.value, help=each.help or None, border=True, width=166)
 
 
 def table(breakdown: Breakdown, numbers: Numbers) -> None:
@@ -52,17 +65,27 @@ def table(breakdown: Breakdown, numbers: Numbers) -> None:
             "Part": [_short(row.path) for row in rows],
             "Value": [numbers.show(row.value, breakdown.unit) for row in rows],
             "Share": [row.value / breakdown.total if breakdown.total else 0.0 for row in rows],
-            f"Exact {breakdown.unit}": [f"{row.value:,}" for row in rows],
+            f"Exact {breakdown.unit}": [_exact(row.value) for row in rows],
             "Copies": [row.copies for row in rows],
         }
     )
-    share = st.column_config.ProgressColumn(format="percent", min_value=0, max_value=1, width="small")
-    st.dataframe(
-        frame, hide_index=True, column_config={"Share": share, "Part": st.column_config.TextColumn(width="medium")}
-    )
+    columns = {
+        "Share": st.column_config.ProgressColumn(format="percent", min_value=0, max_value=1, width="small"),
+        "Copies": st.column_config.NumberColumn(format="localized", width="small"),
+    }
+    st.dataframe(frame, hide_index=True, column_config=columns)
+
+
+def _exact(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.12g}"
 
 
 def _short(path: str) -> str:
+    """A path for reading, without the name of the whole."""
+    return _spaced(path.partition("/")[2] or path)
+
+
+def _spaced(path: str) -> str:
     return path.replace("/", " › ").replace("_", " ")
 
 
@@ -78,15 +101,15 @@ def formulas(breakdown: Breakdown, numbers: Numbers, key: str) -> None:
 def _formula(row: Row, unit: str, numbers: Numbers) -> None:
     formula, part = row.component.formula, row.component
     assert formula is not None
-    one = f"{part.value:,} {unit}"
+    one = f"{_exact(part.value)} {unit}"
     st.latex(formula.symbolic())
     st.latex(f"{formula.with_numbers(part.numbers)} = {_latex(part.value)}")
     if row.copies > 1:
         st.markdown(
-            f"{plain(one)} each, {row.copies:,} copies: **{row.value:,} {unit}** ({numbers.show(row.value, unit)})"
+            f"{plain(one)} each, {row.copies:,} copies: **{_exact(row.value)} {unit}** ({numbers.show(row.value, unit)})"
         )
     else:
-        st.markdown(f"**{row.value:,} {unit}** ({numbers.show(row.value, unit)})")
+        st.markdown(f"**{_exact(row.value)} {unit}** ({numbers.show(row.value, unit)})")
     st.markdown(f"Source: {_source(formula)}")
     for assumption in formula.assumes:
         st.markdown(f"- Assumes: {plain(assumption)}")
@@ -98,6 +121,19 @@ def _latex(value: float) -> str:
 
 def _source(formula: Formula) -> str:
     return f"[{plain(formula.source)}]({formula.url})" if formula.url else plain(formula.source)
+
+
+def closed_forms(forms: Sequence[tuple[ClosedForm, float]]) -> None:
+    """What the literature says in closed form, each beside its simulated value."""
+    if forms:
+        with st.expander("Beside the closed forms of the literature", icon=":material/menu_book:"):
+            for form, simulated in forms:
+                applies = "" if form.applies else " (this plan is outside its assumptions: a guide only)"
+                st.markdown(
+                    f"**{form.quantity.replace('_', ' ')}**: {form.value:.5g} by the formula{applies}, {simulated:.5g} simulated"
+                )
+                st.latex(f"{form.formula.symbolic()} = {form.formula.with_numbers(form.numbers)}")
+                st.caption(f"{_source(form.formula)} · assumes: {plain('; '.join(form.formula.assumes))}")
 
 
 def downloads(answer: Answer, name: str, key: str) -> None:
@@ -147,4 +183,4 @@ def parts(breakdown: Breakdown, most: int = 9) -> list[tuple[str, float]]:
         at = found.index((path, part, copies))
         prefix = f"{path}/" if path else ""
         found[at : at + 1] = [(prefix + child.name, child, copies * part.count) for child in part.children]
-    return [(_short(path), part.total * copies) for path, part, copies in found if part.total]
+    return [(_spaced(path), part.total * copies) for path, part, copies in found if part.total]

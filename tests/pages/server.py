@@ -105,5 +105,5 @@ def open_page(page: Page, url: str) -> None:
     """Open a page and wait until the app has drawn it."""
     page.set_default_timeout(PATIENCE)
     page.goto(url)
-    page.wait_for_selector('h1', timeout=PATIENCE)
+    page.wait_for_selector("h1", timeout=PATIENCE)
     settled(page)

@@ -1,0 +1,48 @@
+"""Measure on this machine: real programs beside the formulas that predict them."""
+
+import streamlit as st
+
+from calc.records import Records
+from pages.ui import measured, measuring
+from pages.ui.fields import ask_plan
+from pages.ui.measuring import MeasurePlan
+from pages.ui.page import complaints
+from pages.ui.text import plain
+
+TITLE, ICON = "Measure", ":material/speed:"
+PLANS = (MeasurePlan,)
+
+
+def render() -> None:
+    st.markdown(
+        "A formula is trusted once it has been checked. Run a real program here and see each number beside its prediction."
+    )
+    missing = measuring.why_not_installed()
+    if missing:
+        st.info(plain(missing), icon=":material/hourglass_top:")
+    else:
+        with complaints():
+            measured.machine()
+            _ask()
+    measured.live()
+    with complaints():
+        measured.history(Records())
+
+
+def _ask() -> None:
+    plan = ask_plan(MeasurePlan, {"": ("workload", "size", "device"), "Limits": ("seconds", "memory_fraction")})
+    assert isinstance(plan, MeasurePlan)
+    measured.about(plan)
+    refused = measuring.refusal(st.context.headers, st.context.ip_address)
+    if st.button("Run", type="primary", icon=":material/play_arrow:", disabled=bool(refused), help=refused or None):
+        measuring.start(plan)
+    if refused:
+        st.caption(plain(refused))
+    st.caption("The same on the command line:")
+    st.code(" ".join(("python -m measure", *plan.arguments())), language="bash", wrap_lines=True)
+
+
+if __name__ == "__main__":
+    from app import main
+
+    main()

@@ -1,0 +1,153 @@
+"""Views of what is measured: this machine, a run as it goes, predicted beside measured, what was measured before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from calc.records import Records, as_csv, as_json
+from calc.units import show_bytes, show_seconds, show_value
+from pages.ui import measuring
+from pages.ui.measuring import MeasurePlan, Progress
+from pages.ui.text import plain
+
+_POLL_SECONDS = 0.5
+
+
+@st.cache_data(ttl=600, show_spinner="Looking at this machine…")
+def _machine() -> Mapping[str, Any]:
+    """What `python -m measure devices` says; seconds, since it imports torch (in a process of its own)."""
+    found: Mapping[str, Any] = measuring.ask("devices")
+    return found
+
+
+@st.cache_data(show_spinner=False)
+def _workloads() -> Mapping[str, Mapping[str, str]]:
+    return {row["name"]: row for row in measuring.ask("list")}
+
+
+def machine() -> None:
+    """What can be measured on here, and what cannot and why."""
+    found = _machine()
+    for device in found["devices"]:
+        st.markdown(f"**{plain(device['name'])}**: {plain(device['title'])}, {show_bytes(device['memory_bytes'])}")
+    for note in found["notes"]:
+        st.caption(plain(note))
+
+
+def about(plan: MeasurePlan) -> None:
+    """What the chosen workload tests and needs."""
+    row = _workloads()[plan.workload]
+    st.markdown(f"Tests the {plain(row['tests'])}. Needs {plain(row['needs'])}.")
+
+
+def live() -> None:
+    """The runs of this server: those under way, redrawn as they go, and the last that ended."""
+    known = measuring.runs()
+    under_way = [run for run in known if not run.outcome]
+    ended = [run for run in known if run.outcome]
+    if under_way:
+        st.fragment(_under_way, run_every=_POLL_SECONDS)()
+    elif ended:
+        result(ended[-1])
+
+
+def _under_way() -> None:
+    """Every run that goes on; once none does, the whole page is drawn again."""
+    going = [run for run in measuring.runs() if not run.outcome]
+    if not going:
+        st.rerun()
+    for run in going:
+        st.progress(run.fraction, text=plain(_line(run)))
+        st.button("Cancel", key=f"cancel {run.key}", on_click=measuring.cancel, args=(run.key,), icon=":material/stop:")
+        if run.rows:
+            _table(run.rows)
+
+
+def _line(run: Progress) -> str:
+    """What a run is doing, in a line."""
+    if run.ahead:
+        first = run.ahead[0]
+        return f"{run.title}: {run.message}; {first.get('workload', 'another run')} has it, {len(run.ahead)} ahead"
+    left = f"; about {show_seconds(run.seconds_left)} left" if run.seconds_left else ""
+    return f"{run.title}: {run.message}{left}"
+
+
+def result(run: Progress) -> None:
+    """A run that has ended: how, and its rows to read and to take home."""
+    if run.outcome == "finished":
+        st.success(
+            plain(f"{run.title}: finished on {run.environment['device']}, {len(run.rows)} rows"),
+            icon=":material/check:",
+        )
+    else:
+        st.warning(plain(f"{run.title}: {run.outcome}. {run.message}"), icon=":material/info:")
+    if run.rows:
+        _table(run.rows)
+        _download("CSV", run.csv, f"{run.title.replace(', ', '-')}.csv", "text/csv")
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Predicted beside measured by path, one table for each case; values to read and exact."""
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    for tab, case in zip(st.tabs(cases), cases, strict=True):
+        here = [row for row in rows if row["case"] == case]
+        frame = pd.DataFrame(
+            {
+                "Quantity": [row["quantity"].replace("/", " › ").replace("_", " ") for row in here],
+                "Predicted": [_read(row, "predicted") for row in here],
+                "Measured": [_read(row, "measured") for row in here],
+                "Error": [row["relative_error"] for row in here],
+                "Exact predicted": [_exact(row["predicted"]) for row in here],
+                "Exact measured": [_exact(row["measured"]) for row in here],
+                "20 to 80 %": [_spread(row) for row in here],
+            }
+        )
+        tab.dataframe(frame, hide_index=True, column_config={"Error": st.column_config.NumberColumn(format="percent")})
+
+
+def _read(row: Mapping[str, Any], side: str) -> str:
+    value = row[side]
+    if value is None:
+        return "unknown"
+    return show_value(value, row["unit"]) if row["unit"] == "bytes" else f"{value:,.4g} {row['unit']}"
+
+
+def _exact(value: float | None) -> str:
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,.12g}"
+
+
+def _spread(row: Mapping[str, Any]) -> str:
+    return "" if row["p20"] is None else f"{row['p20']:,.4g} to {row['p80']:,.4g}"
+
+
+def history(records: Records) -> None:
+    """What was measured before, by any program of this user, to read and to take home."""
+    with st.expander("Measured before", icon=":material/history:"):
+        known = records.runs()
+        if not known:
+            st.caption("Nothing yet.")
+            return
+        st.dataframe(
+            pd.DataFrame(
+                {
+                    "Started": [run.started.replace("T", " ").removesuffix("+00:00") + " UTC" for run in known],
+                    "Workload": [run.workload for run in known],
+                    "Device": [run.environment.get("device", "") for run in known],
+                    "Ended": [run.outcome or "not known" for run in known],
+                }
+            ),
+            hide_index=True,
+        )
+        with st.container(horizontal=True):
+            _download("All as CSV", lambda: as_csv(records.rows()), "measured.csv", "text/csv")
+            _download("All as JSON", lambda: as_json(records.rows()), "measured.json", "application/json")
+        st.caption(plain(f"Kept in {records.path}"))
+
+
+def _download(label: str, make: Callable[[], str], name: str, kind: str) -> None:
+    """A download that is made when it is asked for, not at every redraw."""
+    st.download_button(label, make, name, kind, key=f"download {name}", on_click="ignore", icon=":material/download:")
