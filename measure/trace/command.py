@@ -126,8 +126,11 @@ def _options(given: Mapping[str, Any]) -> TraceOptions:
         values["method"] = "lora"  # the same rules hold
     plan = validated(TrainingPlan, values, flag)
     _refuse(plan)
+    shared = {
+        name: getattr(plan, name) for name in _SHARED if name in values
+    }  # what was not given keeps the trace's default
     return TraceOptions(
-        **{**{name: getattr(plan, name) for name in _SHARED}, **({"method": "dora"} if dora else {})},
+        **{**shared, **({"method": "dora"} if dora else {})},
         accumulation=plan.microbatches,
         lora_targets=targets,
         rounding=_count("rounding", given["rounding"], 1, 2**21),
@@ -173,10 +176,11 @@ def _formatted(answer: Mapping[str, Any], form: str) -> str:
         return to_csv(rows, _COLUMNS).rstrip("\n")
     summary = [(key, f"{value:,}") if isinstance(value, int) else (key, str(value)) for key, value in _scalars(answer)]
     parts = [(row["path"], f"{row['value']:,}", show_bytes(row["value"])) for row in rows]
-    tables = (summary, parts)
     if form == "markdown":
         return "\n\n".join([markdown(("quantity", "bytes"), summary), markdown(("path", "bytes", ""), parts)])
-    return "\n\n".join([*map(aligned, tables), "\n".join(f"assumption: {text}" for text in answer["assumptions"])])
+    return "\n\n".join(
+        [aligned(summary), aligned(parts), "\n".join(f"assumption: {text}" for text in answer["assumptions"])]
+    )
 
 
 def _scalars(answer: Mapping[str, Any]) -> list[tuple[str, Any]]:

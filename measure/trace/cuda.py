@@ -63,7 +63,7 @@ _FLASH_HEAD_LIMIT = 256
 @contextlib.contextmanager
 def cuda_choices() -> Iterator[None]:
     """Within it, fake CPU tensors take the operators that CUDA takes. Not reentrant, and global to the process."""
-    library = torch.library.Library("aten", "IMPL")
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     library.impl("scaled_dot_product_attention", attention, "AutogradCPU")
     library.impl("dropout", dropout, "AutogradCPU")
     aten = torch.ops.aten
@@ -94,7 +94,7 @@ def attention(
 ) -> Tensor:
     """Attention by the kernel that CUDA picks (sdp_utils.cpp, PyTorch 2.13): flash, else efficient, else plain math."""
     scale = query.size(-1) ** -0.5 if scale is None else scale
-    kernel = choose_kernel(query, key, value, attn_mask, enable_gqa)
+    kernel = choose_kernel(query, key, value, attn_mask)
     if attn_mask is not None and attn_mask.dtype is torch.bool:
         zero = torch.zeros((), dtype=query.dtype, device=query.device)
         attn_mask = torch.where(attn_mask, zero, torch.full_like(zero, float("-inf")))
@@ -103,14 +103,14 @@ def attention(
     if kernel == "efficient":
         bias = _aligned_bias(attn_mask, query, key)
         needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
-        result = torch.ops.aten._scaled_dot_product_efficient_attention(
+        output: Tensor = torch.ops.aten._scaled_dot_product_efficient_attention(
             query, key, value, bias, needs_grad, dropout_p, is_causal, scale=scale
-        )
-        return result[0]
+        )[0]
+        return output
     return _math(query, key, value, attn_mask, dropout_p, is_causal, scale)
 
 
-def choose_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, enable_gqa: bool) -> str:
+def choose_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> str:
     """The kernel that CUDA's dispatcher picks on compute capability 8.0 and later: `flash`, `efficient` or `math`.
 
     Flash takes 16-bit tensors with one head size up to 256 and no mask. The efficient kernel takes fp32, masks and another
@@ -132,10 +132,10 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, is_causa
     if head % 8:
         padding = (0, 8 - head % 8)
         query, key, value = (torch.nn.functional.pad(tensor, padding) for tensor in (query, key, value))
-    result = torch.ops.aten._scaled_dot_product_flash_attention(
+    output: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
         query, key, value, dropout_p, is_causal, False, scale=scale
-    )
-    return result[0][..., :head] if head % 8 else result[0]
+    )[0]
+    return output[..., :head] if head % 8 else output
 
 
 def _aligned_bias(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
@@ -176,7 +176,14 @@ def dropout(input: Tensor, p: float, train: bool) -> Tensor:
     """CUDA's fused dropout, which keeps a mask of one byte an element."""
     if p == 0 or not train or input.numel() == 0:
         return input
-    return torch.ops.aten.native_dropout(input, p, train)[0]
+    output: Tensor = torch.ops.aten.native_dropout(input, p, train)[0]
+    return output
+
+
+def grouped_mm(left: Tensor, right: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """The experts' grouped matmul. The kernel takes fp32 and fp16 too; its description for fake tensors knows bf16 only."""
+    kept = left.dtype
+    return torch.ops.aten._grouped_mm(left.bfloat16(), right.bfloat16(), *args, **kwargs).to(kept)
 
 
 def _eligible(value: Any) -> bool:

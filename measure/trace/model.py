@@ -13,13 +13,15 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from calc.errors import InputError
 from measure.trace.options import TraceOptions
 
 _IGNORED = ("auto_map", "quantization_config", "dtype", "torch_dtype", "transformers_version", "_name_or_path")
 _DTYPES = {"pure-bf16": torch.bfloat16, "amp": torch.float32, "fp32": torch.float32}
+_TRANSFORMERS = f"transformers {transformers.__version__}"
+_TALKATIVE = ("transformers", "torch._subclasses.fake_tensor")
 _DROPOUTS = ("dropout", "pdrop")
 
 
@@ -40,15 +42,17 @@ class Stack:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Keep the libraries' notes and warnings away from the user's terminal."""
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in _TALKATIVE]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def build(raw: Mapping[str, Any], options: TraceOptions) -> nn.Module:
@@ -60,22 +64,56 @@ def build(raw: Mapping[str, Any], options: TraceOptions) -> nn.Module:
         values = without_dropout(values)
     try:
         config = AutoConfig.for_model(raw["model_type"], **values)
+        kind = _class_of(raw, config)
     except Exception as error:
-        raise InputError(
-            f"model_type: transformers {transformers.__version__} cannot read this config: {error}", "model_type"
-        ) from None
+        raise InputError(f"model_type: {_TRANSFORMERS} does not know this model: {error}", "model_type") from None
+    attention = _attention(kind, options)
     try:
         with torch.device("meta"):
-            model = _instantiate(raw, config, options)
+            model: nn.Module = kind._from_config(config, dtype=_DTYPES[options.recipe], attn_implementation=attention)
     except Exception as error:
-        text = f"architectures: transformers {transformers.__version__} cannot build this model: {error}"
-        raise InputError(text, "architectures") from None
+        raise InputError(f"config: {_TRANSFORMERS} cannot build {kind.__name__} from it: {error}", "config") from None
+    _check_length(model, options.seq)
     model.train()
-    if options.method != "full":
-        model = _with_adapters(model, options)
     if options.recompute == "full":
+        _recompute(model)
+    return model if options.method == "full" else _with_adapters(model, options)
+
+
+def _class_of(raw: Mapping[str, Any], config: Any) -> Any:
+    """The class that `architectures` names, else the causal language model of that config."""
+    for name in raw.get("architectures") or ():
+        found = getattr(transformers, name, None)
+        if hasattr(found, "_from_config"):
+            return found
+    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+
+
+def _attention(kind: Any, options: TraceOptions) -> str:
+    """The attention implementation: what was asked, or the one that transformers takes when nobody asks."""
+    if options.attention == "auto":
+        return "sdpa" if kind._supports_sdpa else "eager"
+    if options.attention == "sdpa" and not kind._supports_sdpa:
+        raise InputError.of("attention", "sdpa", f"{kind.__name__} has none in {_TRANSFORMERS}; use eager")
+    return options.attention
+
+
+def _check_length(model: nn.Module, seq: int) -> None:
+    """InputError when the sequence is longer than a table of learned positions."""
+    for name, module in model.named_modules():
+        if (
+            isinstance(module, nn.Embedding)
+            and name.endswith(("wpe", "embed_positions"))
+            and seq > module.num_embeddings
+        ):
+            raise InputError.of("seq", seq, f"the model has {module.num_embeddings} learned positions")
+
+
+def _recompute(model: Any) -> None:
+    try:
         model.activation_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
-    return model
+    except ValueError as error:
+        raise InputError.of("recompute", "full", str(error)) from None
 
 
 def without_dropout(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,15 +122,6 @@ def without_dropout(values: Mapping[str, Any]) -> dict[str, Any]:
         key: 0.0 if isinstance(value, (int, float)) and key.endswith(_DROPOUTS) else value
         for key, value in values.items()
     }
-
-
-def _instantiate(raw: Mapping[str, Any], config: Any, options: TraceOptions) -> nn.Module:
-    chosen = {"dtype": _DTYPES[options.recipe], "attn_implementation": options.attention}
-    for name in raw.get("architectures") or ():
-        found = getattr(transformers, name, None)
-        if found is not None and hasattr(found, "_from_config"):
-            return found._from_config(config, **chosen)
-    return AutoModelForCausalLM.from_config(config, **chosen)
 
 
 def _with_adapters(model: nn.Module, options: TraceOptions) -> nn.Module:
@@ -109,21 +138,25 @@ def _with_adapters(model: nn.Module, options: TraceOptions) -> nn.Module:
         lora_dropout=0.0,
     )
     try:
-        adapted = get_peft_model(model, adapters)  # type: ignore[arg-type]
+        adapted = get_peft_model(model, adapters)
     except ValueError as error:
         raise InputError(f"lora_targets: peft cannot place adapters: {error}", "lora_targets") from None
-    return adapted  # type: ignore[return-value]
+    return adapted
 
 
 def find_stack(model: nn.Module, layers: int | None) -> Stack:
     """The decoder layers and which of them are to be run: the first, the last and one of each kind between, or `layers` of them."""
     config = text_config(model)
-    count = config.num_hidden_layers
-    for path, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == count:
-            kinds = tuple(_kind(layer, config, index) for index, layer in enumerate(module))
-            return Stack(path, kinds, choose_layers(kinds, layers))
-    return Stack("", (), ())
+    lists = [
+        (path, module)
+        for path, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == config.num_hidden_layers
+    ]
+    if not lists:
+        return Stack("", (), ())
+    path, stack = max(lists, key=lambda found: sum(parameter.numel() for parameter in found[1].parameters()))
+    kinds = tuple(_kind(layer, config, index) for index, layer in enumerate(stack))
+    return Stack(path, kinds, choose_layers(kinds, layers))
 
 
 def _kind(layer: nn.Module, config: Any, index: int) -> str:

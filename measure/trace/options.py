@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-RECIPES = ("pure-bf16", "amp", "fp32")
-ATTENTIONS = ("sdpa", "eager")
-RECOMPUTES = ("none", "full")
-OPTIMIZER_KERNELS = ("foreach", "fused", "loop")
-METHODS = ("full", "lora", "dora")
-
 
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
     """The step to run. Sizes are counts; `rounding` is the allocator's granule in bytes (1 counts exact bytes).
 
+    `recipe` is pure-bf16, amp or fp32; `attention` sdpa, eager or auto (sdpa where the model's class has it); `recompute` none or
+    full; `method` full, lora or dora; `dropout` config or off; optimizers are those of `measure.trace.optimizers`.
     `accumulation` is the number of micro-batches between two optimizer steps. `layers` is the number of decoder layers that are
     really run before the rest is extended from them: None runs the fewest that show every kind of layer, 0 runs all of them.
     `lora_targets` is a tuple of module names or ("all-linear",); empty leaves peft's own choice for the architecture.
@@ -27,7 +23,7 @@ class TraceOptions:
     optimizer: str = "adamw"
     optimizer_kernel: str = "foreach"
     recompute: str = "none"
-    attention: str = "sdpa"
+    attention: str = "auto"
     dropout: str = "config"
     method: str = "full"
     lora_rank: int = 8

@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from measure.trace.cuda import grouped_mm
+
 _MAIN_SEQUENCES = 2**62  # AccumulateGrad's sequence number lies above; real ones below
 _QUERIES = {
     torch.ops.prim.device.default,
     torch.ops.aten.detach.default,
 }  # make no storage, and are no operation of the model
+_GROUPED = torch.ops.aten._grouped_mm.default
 _SCALAR_READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default}
 
 
@@ -61,7 +64,7 @@ class Event(NamedTuple):
     site: Site
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records storages made under it. Enter it above a FakeTensorMode; `phase` names the part of the step that runs.
 
     `places` gives a module's (decoder layer or None, path) by its id. Sizes round up to `rounding` bytes. With `by_owner` what
@@ -70,7 +73,7 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self, places: Mapping[int, Place], rounding: int, by_owner: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.by_owner = by_owner
         self.events: list[Event] = []
         self.phase = "setup"
@@ -127,7 +130,8 @@ class Recorder(TorchDispatchMode):
         if func in _QUERIES:
             return func(*args, **(kwargs or {}))
         self._site = self._where(func)
-        result = func(*args, **(kwargs or {}))
+        run = grouped_mm if func is _GROUPED else func
+        result = run(*args, **(kwargs or {}))
         owners = args[0] if self.by_owner and self.phase == "step" and args else ()
         if isinstance(result, Tensor):
             self._see(result, func, owners if isinstance(owners, Tensor) and result.dim() else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -9,12 +10,14 @@ from typing import Any
 
 import torch
 import transformers
+from torch import nn
 
+from calc.errors import InputError
 from measure.trace.cuda import cuda_choices
-from measure.trace.model import build, cut, find_stack, quiet
+from measure.trace.model import Stack, build, cut, find_stack, quiet, text_config
 from measure.trace.options import TraceOptions
 from measure.trace.result import STATES, TraceResult, by_phase, saved_rows
-from measure.trace.step import run_steps
+from measure.trace.step import Observed, run_steps
 from measure.trace.timeline import Delta, Key, Unextendable, extend, peaks, states
 
 _ASSUMPTIONS = (
@@ -42,7 +45,7 @@ def _trace(config: Mapping[str, Any], options: TraceOptions, progress: Progress)
         stack = find_stack(model, options.layers)
         progress(f"running two steps, {len(stack.run)} of {len(stack.kinds)} layers")
         cut(model, stack)
-        seen = run_steps(model, stack, options)
+        seen = _run(model, stack, options)
     before = states(seen.before, stack)
     deltas = extend(seen.events, stack)
     _check(before, deltas, states(seen.after_backward, stack))
@@ -60,8 +63,22 @@ def _trace(config: Mapping[str, Any], options: TraceOptions, progress: Progress)
         layers=len(stack.kinds),
         layers_run=len(stack.run),
         witness=f"observed: {type(model).__name__}, transformers {transformers.__version__}, torch {torch.__version__}",
-        assumptions=_ASSUMPTIONS,
+        assumptions=(*_ASSUMPTIONS, f"attention: {text_config(model)._attn_implementation}"),
     )
+
+
+def _run(model: nn.Module, stack: Stack, options: TraceOptions) -> Observed:
+    try:
+        return run_steps(model, stack, options)
+    except (InputError, Unextendable):
+        raise
+    except Exception as error:
+        if os.environ.get("PLUMBLINE_DEBUG"):
+            raise
+        name = type(model).__name__
+        raise InputError(
+            f"MODEL: the training step of {name} does not run with fake tensors: {error}", "MODEL"
+        ) from None
 
 
 def _sum(held: Mapping[Key, int], category: str) -> int:

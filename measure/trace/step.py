@@ -89,7 +89,7 @@ def _step(
         for storage in seen.after_forward:
             storage.category = storage.category or "activations"
         recorder.begin(f"backward {micro}")
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         for parameter, (place, name) in owners.items():
             if parameter.grad is not None:
                 recorder.mark(parameter.grad, "gradients", place, name)
@@ -107,7 +107,7 @@ def _forward(model: nn.Module, tokens: Tensor, options: TraceOptions) -> Tensor:
     if options.recipe == "amp":
         cast = torch.autocast("cpu", dtype=torch.bfloat16)
     with cast:
-        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+        loss: Tensor = model(input_ids=tokens, labels=tokens, use_cache=False).loss
     return loss / options.accumulation if options.accumulation > 1 else loss
 
 
@@ -119,7 +119,7 @@ def _mark_optimizer(
 ) -> None:
     """Name the optimizer's tensors; step counters that live on the host count nothing."""
     for parameter, state in optimizer.state.items():
-        place, owner = owners[parameter]
+        place, owner = owners[parameter]  # type: ignore[index]
         for name, value in state.items():
             if isinstance(value, Tensor):
                 host = name == "step" and options.optimizer_kernel != "fused"

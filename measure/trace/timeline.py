@@ -102,7 +102,9 @@ def _outside(events: Iterable[Event], counts: Mapping[int, int]) -> Iterator[Del
     for storage, sign, site in events:
         if storage.category != "host":
             made_in = storage.site.layer
-            yield Delta(key_of(storage), sign * storage.nbytes * (1 if made_in is None else counts[made_in]), site.phase)
+            yield Delta(
+                key_of(storage), sign * storage.nbytes * (1 if made_in is None else counts[made_in]), site.phase
+            )
 
 
 def _inside(events: Iterable[Event], last: bool) -> Iterator[Delta]:
