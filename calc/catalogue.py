@@ -13,6 +13,7 @@ from typing import Any
 from calc.errors import InputError
 from calc.model.config import from_config, parse_config
 from calc.model.spec import ModelSpec
+from calc.sources.find import Found, find
 
 _DATA = Path(__file__).parent / "data"
 
@@ -40,37 +41,35 @@ def catalogue() -> Mapping[str, Entry]:
 
 
 def load_config(model: str) -> dict[str, Any]:
-    """The raw config of MODEL: a catalogue name, a path to a config.json or its folder, or `-` for standard input.
+    """The raw config of MODEL: a catalogue name, a path, a Hugging Face id, or `-` for standard input.
 
     InputError when there is no such model, with the closest names.
     """
-    from calc.sources.files import read_config, read_standard_input
-
-    if model == "-":
-        return read_standard_input()
     if model in catalogue():
         return parse_config((_DATA / "models" / f"{model}.json").read_bytes())
-    if model.endswith(".json") or model.startswith((".", "/", "~")) or Path(model).exists():
-        return read_config(Path(model).expanduser())
-    close = get_close_matches(model.lower().rsplit("/", 1)[-1], catalogue(), n=3, cutoff=0.5)
-    hint = f"; close names are {', '.join(close)}" if close else ""
-    raise InputError.of(
-        "MODEL", model, f"it must be a catalogue name, a path to a config.json, or - for standard input{hint}"
-    )
+    return _found(model).needed_config()
 
 
 def load(model: str) -> ModelSpec:
     """The spec of MODEL, as `load_config` finds it."""
-    return _catalogued(model) if model in catalogue() else from_config(load_config(model), _display_name(model))
+    return _catalogued(model) if model in catalogue() else _found(model).spec()
+
+
+def _found(model: str) -> Found:
+    found = find(model)
+    if found is None:
+        raise unknown(model)
+    return found
+
+
+def unknown(model: str) -> InputError:
+    """That there is no such MODEL, with the closest names."""
+    close = get_close_matches(model.lower().rsplit("/", 1)[-1], catalogue(), n=3, cutoff=0.5)
+    hint = f"; close names are {', '.join(close)}" if close else ""
+    allowed = "a catalogue name, a path, a Hugging Face id (owner/name), or - for standard input"
+    return InputError.of("MODEL", model, f"it must be {allowed}{hint}")
 
 
 @lru_cache(maxsize=256)
 def _catalogued(name: str) -> ModelSpec:
     return from_config(load_config(name), name)
-
-
-def _display_name(model: str) -> str:
-    if model == "-":
-        return "standard input"
-    path = Path(model).expanduser()
-    return path.resolve().parent.name if path.name == "config.json" else path.stem

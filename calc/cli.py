@@ -15,6 +15,10 @@ from calc.errors import InputError, validated
 from calc.units import GB, TB, GiB, show_value
 
 FORMATS = ("table", "json", "csv", "markdown")
+MODEL_HELP = (
+    "a catalogue name, a path (a config.json or its folder, a .gguf or .safetensors file or its index), "
+    "a Hugging Face id (owner/name, owner/name@revision), or - for standard input"
+)
 _GPU_FLAGS = (
     ("gpu", str, "a GPU of the catalogue (python -m calc gpus)"),
     ("gpu_memory_gib", float, "memory of the GPU in GiB, as its driver shows it"),
@@ -74,15 +78,15 @@ def add_gpu_flags(parser: argparse.ArgumentParser) -> None:
 def _answer(command: Command, argv: Sequence[str]) -> str:
     parser = Parser(prog=f"python -m calc {command.name}", description=command.help, allow_abbrev=False)
     if command.takes_model:
-        parser.add_argument(
-            "MODEL", help="a catalogue name, a path to a config.json or its folder, or - for standard input"
-        )
+        parser.add_argument("MODEL", help=MODEL_HELP)
     if command.takes_gpu:
         add_gpu_flags(parser)
     add_plan_flags(parser, command)
     _add_format(parser)
     given = vars(parser.parse_args(argv))
     plan = validated(command.plan, {key: given[key] for key in command.plan.model_fields if key in given}, flag)
+    if command.stored:
+        return _formatted(command.answer_with_stored(plan, given["MODEL"]), _format(given))
     spec = gpu = None
     if command.takes_model:
         from calc.catalogue import load
@@ -114,11 +118,30 @@ def _formatted(answer: Answer, form: str) -> str:
     summary = [(key, _cell(key, value)) for key, value in data.items() if _is_scalar(value)]
     unit = answer.breakdown.unit
     parts = [(row.path, f"{row.value:,}", show_value(row.value, unit)) for row in answer.breakdown.rows()]
+    header, stored, reasons = _stored(data.get("stored"))
     remarks = [f"{key}: {text}" for key in ("assumptions", "notes", "unread") for text in data.get(key, ())]
     if form == "markdown":
         tables = [markdown(("quantity", "value"), summary), markdown(("path", unit, ""), parts)]
-        return "\n\n".join([*tables, "\n".join(f"- {remark}" for remark in remarks)]).rstrip()
-    return "\n\n".join(filter(None, [aligned(summary), aligned(parts), "\n".join(remarks)]))
+        tables += [markdown(header, stored)] if stored else []
+        return "\n\n".join([*tables, "\n".join(f"- {remark}" for remark in reasons + remarks)]).rstrip()
+    tables = [aligned(summary), aligned(parts), aligned(stored, header) if stored else "", "\n".join(reasons)]
+    return "\n\n".join(filter(None, [*tables, "\n".join(remarks)]))
+
+
+def _stored(stored: Mapping[str, Any] | None) -> tuple[tuple[str, ...], list[tuple[str, ...]], list[str]]:
+    """What a checkpoint stores by group and by format as a table, and why that is not the count above."""
+    header = ("stored", "elements", "bytes", "")
+    if not stored:
+        return header, [], []
+    total = {"total": {key: stored[key] for key in ("elements", "bytes")}}
+    rows: list[tuple[str, ...]] = [
+        (name, f"{row['elements']:,}", f"{row['bytes']:,}", show_value(row["bytes"], "bytes"))
+        for sums in (stored["by_group"], stored["by_dtype"], total)
+        for name, row in sums.items()
+    ]
+    known = stored["difference"] is not None
+    reasons = [f"stored minus the model's count: {stored['difference']:+,}"] if known else []
+    return header, rows, [*reasons, *(f"  {reason}" for reason in stored["reasons"])]
 
 
 def _is_scalar(value: object) -> bool:

@@ -40,6 +40,7 @@ class Command:
     function: str
     takes_model: bool = True
     takes_gpu: bool = True
+    stored: tuple[str, str] | None = None  # module and function that also look at what MODEL's files store
 
     @property
     def plan(self) -> type[BaseModel]:
@@ -57,10 +58,23 @@ class Command:
         answer: Answer = function(*given)
         return answer
 
+    def answer_with_stored(self, plan: BaseModel, model: str) -> Answer:
+        """Ask about MODEL itself, its files included. Only where `stored` names the function."""
+        assert self.stored
+        module, function = self.stored
+        answer: Answer = getattr(import_module(module), function)(model, plan)
+        return answer
+
 
 _TABLE = (
     Command(
-        "params", "count parameters by component", "calc.parameters", "ParametersPlan", "parameters", takes_gpu=False
+        "params",
+        "count parameters by component",
+        "calc.parameters",
+        "ParametersPlan",
+        "parameters",
+        takes_gpu=False,
+        stored=("calc.stored", "stored_parameters"),
     ),
     Command("train", "memory of a training step, by device and phase", "calc.training", "TrainingPlan", "train"),
     Command("serve", "KV cache, weights and what fits when serving", "calc.serving", "ServingPlan", "serve"),

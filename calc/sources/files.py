@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from calc.errors import InputError
 from calc.model.config import LARGEST_CONFIG, parse_config
 
 
+@contextmanager
+def open_plain(path: Path, largest: int | None = None) -> Iterator[tuple[BinaryIO, int]]:
+    """A plain file, open for reading, and its size in bytes. InputError when it is missing, no plain file, or too large.
+
+    A pipe or a device is refused before it is opened, and so never waited for.
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise InputError.of("MODEL", str(path), "it must be a plain file")
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if largest is not None and size > largest:
+                raise InputError(
+                    f"MODEL: {str(path)!r} has {size:,} bytes; such a file has at most {largest:,}", "MODEL"
+                )
+            yield file, size
+    except OSError as error:
+        raise InputError.of("MODEL", str(path), f"it cannot be read: {error.strerror or error}") from None
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """The config of a config.json, or of a folder that holds one. InputError when it is missing, no plain file, or too large."""
-    try:
-        if path.is_dir():
-            path = path / "config.json"
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise InputError.of("MODEL", str(path), "it must be a plain file, the model's config.json")
-        if status.st_size > LARGEST_CONFIG:
-            raise InputError(
-                f"MODEL: {str(path)!r} has {status.st_size:,} bytes; a config.json has at most {LARGEST_CONFIG:,}",
-                "MODEL",
-            )
-        return parse_config(path.read_bytes())
-    except OSError as error:
-        raise InputError.of("MODEL", str(path), f"it cannot be read: {error.strerror}") from None
+    with open_plain(path / "config.json" if path.is_dir() else path, LARGEST_CONFIG) as (file, size):
+        return parse_config(file.read(size))
 
 
 def read_standard_input() -> dict[str, Any]:

@@ -1,0 +1,181 @@
+"""What a repository of the Hugging Face Hub stores: headers of its weights by range requests, never the weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from calc.errors import InputError
+from calc.model.config import parse_config
+from calc.sources.find import Found, found_gguf
+from calc.sources.gguf import GgufHeader, joined, scan, split_name
+from calc.sources.hub import Call, Fetched, Hub, HubId, NotThere, fetch
+from calc.sources.safetensors import (
+    INDEX,
+    LARGEST_INDEX,
+    SINGLE,
+    gathered,
+    header_length,
+    parse_header,
+    shards_of,
+    stored_safetensors,
+)
+from calc.sources.stored import StoredTensor, StoredTensors
+
+_AT_ONCE = 8  # requests at a time
+_FIRST = 2**17  # bytes of the first request: most headers fit
+
+
+def find_on_hub(hub_id: HubId, stored: bool = False, hub: Hub = Hub()) -> Found:  # noqa: B008 (frozen)
+    """A model of the Hub: its config, and what it stores where that is asked for. InputError when it cannot be read."""
+    if hub_id.file.endswith(".gguf"):
+        return _gguf(hub_id, hub)
+    try:
+        config = fetch(hub_id, "config.json", hub=hub)
+    except NotThere as error:
+        if not hub_id.file:
+            raise
+        held = _stored(hub_id, hub)
+        return Found(f"{hub_id.repo}/{hub_id.file}", None, held, True, str(error))
+    told = (_told("config.json", hub_id, config, hub),)
+    at_commit = replace(hub_id, revision=config.commit)
+    name = f"{hub_id.repo}/{hub_id.file}".rstrip("/")
+    parsed = parse_config(config.data)
+    if not stored:
+        return Found(name, parsed, weights_named=bool(hub_id.file), assumptions=told)
+    try:
+        return Found(name, parsed, _stored(at_commit, hub), bool(hub_id.file), assumptions=told)
+    except InputError as error:
+        if hub_id.file:
+            raise
+        return Found(name, parsed, assumptions=told, notes=(f"what the Hub stores is not shown: {error}",))
+
+
+def _told(file: str, hub_id: HubId, found: Fetched, hub: Hub) -> str:
+    place = Call(hub, hub_id, file, hub.seconds).place
+    remark = f" ({found.remark})" if found.remark else ""
+    return f"{file} of {hub_id.repo} on {place}, revision {found.commit}{remark}"
+
+
+def _stored(hub_id: HubId, hub: Hub) -> StoredTensors:
+    """What the safetensors files of a repository store, or the one that is named."""
+    if hub_id.file:
+        return stored_safetensors(_header(hub_id, hub_id.file, hub), f"{hub_id.repo}/{hub_id.file}")
+    try:
+        index = fetch(hub_id, INDEX, LARGEST_INDEX, hub)
+    except NotThere:
+        return stored_safetensors(_header(hub_id, SINGLE, hub), f"{hub_id.repo}/{SINGLE}")
+    where = f"{hub_id.repo}/{INDEX}"
+    shards = shards_of(index.data, where)
+    call = Call(hub, hub_id, f"the header of a shard of {INDEX}", hub.stored_seconds)
+
+    def read_all() -> dict[str, tuple[StoredTensor, ...]]:
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            calls = [replace_file(call, shard) for shard in shards]
+            return dict(zip(shards, pool.map(_read_header, calls), strict=True))
+
+    return stored_safetensors(gathered(shards, call.run(read_all), where), where)
+
+
+def replace_file(call: Call, file: str) -> Call:
+    """The same call, with the time that it has left, for another file."""
+    return Call(call.hub, call.hub_id, file, call.left())
+
+
+def _header(hub_id: HubId, file: str, hub: Hub) -> tuple[StoredTensor, ...]:
+    call = Call(hub, hub_id, file, hub.seconds)
+    return call.run(lambda: _read_header(call))
+
+
+def _read_header(call: Call) -> tuple[StoredTensor, ...]:
+    """The tensors of a safetensors file, from one range request, or two where its header is long."""
+    where = f"{call.hub_id.repo}/{call.file}"
+    data, size = read_range(call, 0, _FIRST)
+    length = header_length(data, size, where)
+    if 8 + length > len(data):
+        data += read_range(call, len(data), 8 + length - len(data))[0]
+    return parse_header(data[8 : 8 + length], size, where)
+
+
+def _gguf(hub_id: HubId, hub: Hub) -> Found:
+    """A GGUF file of a repository, from its header."""
+    call = Call(hub, hub_id, hub_id.file, hub.stored_seconds)
+    header, commit = call.run(lambda: _read_gguf(call))
+    told = (_told(hub_id.file, hub_id, Fetched(b"", commit), hub),)
+    name = f"{hub_id.repo}/{hub_id.file}"
+    return found_gguf(header, name, name, told)
+
+
+def _read_gguf(call: Call) -> tuple[GgufHeader, str]:
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    url = hf_hub_url(call.hub_id.repo, call.file, revision=call.hub_id.revision, endpoint=call.place)
+    commit = get_hf_file_metadata(url, timeout=call.left(), endpoint=call.place).commit_hash
+    at_commit = replace(call.hub_id, revision=commit or call.hub_id.revision)
+
+    def read(file: str) -> GgufHeader:
+        part = Call(call.hub, at_commit, file, call.left())
+        first, size = read_range(part, 0, _FIRST)
+
+        def take(offset: int, length: int) -> bytes:
+            return first if offset == 0 else read_range(part, offset, length)[0]
+
+        return scan(take, size, f"{call.hub_id.repo}/{file}")
+
+    header = read(call.file)
+    splits = header.metadata.get("split.count", 1)
+    folder, _, name = call.file.rpartition("/")
+    prefix = f"{folder}/" if folder else ""
+    return joined(
+        header, splits, lambda number: read(prefix + split_name(name, number, splits)), call.file
+    ), at_commit.revision
+
+
+@contextmanager
+def _answer(call: Call, start: int, length: int) -> Iterator[Any]:
+    from huggingface_hub import get_session, hf_hub_url
+    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
+
+    url = hf_hub_url(call.hub_id.repo, call.file, revision=call.hub_id.revision, endpoint=call.place)
+    headers = {**build_hf_headers(), "Accept-Encoding": "identity", "Range": f"bytes={start}-{start + length - 1}"}
+    with get_session().stream("GET", url, headers=headers, timeout=call.left()) as response:
+        hf_raise_for_status(response)
+        yield response
+
+
+def read_range(call: Call, start: int, length: int) -> tuple[bytes, int | None]:
+    """At most `length` bytes of a file from `start`, and its whole size where the server says it.
+
+    A server that ignores ranges is read from its beginning and cut off; anything else than the bytes asked for is an
+    InputError.
+    """
+    with _answer(call, start, length) as response:
+        place = re.fullmatch(r"bytes (\d{1,19})-\d{1,19}/(\d{1,19})", response.headers.get("Content-Range", ""))
+        whole = response.headers.get("Content-Length", "")
+        if response.status_code == 206 and place and int(place[1]) == start:
+            total: int | None = int(place[2])
+        elif response.status_code == 200 and start == 0:
+            total = int(whole) if whole.isdecimal() and len(whole) < 20 else None
+        else:
+            raise InputError(
+                f"MODEL: {call.hub_id.repo} on {call.place}: the server does not give a part of {call.file}; download it and "
+                "give its path",
+                "MODEL",
+            )
+        data = bytearray()
+        for chunk in response.iter_raw():
+            data += chunk
+            if len(data) >= length:
+                break
+            call.left()
+    wanted = length if total is None else min(length, max(total - start, 0))
+    if len(data) < wanted:
+        raise InputError(
+            f"MODEL: {call.hub_id.repo} on {call.place}: {call.file} broke off after {len(data):,} of {wanted:,} bytes; try again",
+            "MODEL",
+        )
+    return bytes(data[:length]), total
