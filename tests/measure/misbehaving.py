@@ -1,7 +1,7 @@
 """A measuring process that behaves as a test asks, and a runner of it: no torch, so that each starts in a moment.
 
-`python misbehaving.py child BEHAVIOUR OPTIONS` stands for `python -m measure.child OPTIONS`;
-`python misbehaving.py run BEHAVIOUR NAME ...` for `python -m measure run NAME ...`.
+`python misbehaving.py BEHAVIOUR run NAME ...` stands for `python -m measure run NAME ...`, and
+`python misbehaving.py BEHAVIOUR child OPTIONS` for the `python -m measure.child OPTIONS` that it starts.
 """
 
 from __future__ import annotations
@@ -98,16 +98,17 @@ _ALL = (three, endless, hang, nap, killed, exits, raises, greedy, prints, parent
 BEHAVIOURS = {each.__name__: each for each in _ALL}
 
 
-def main(mode, behaviour, *rest):
+def main(behaviour, mode, *rest):
     if mode == "run":
-        command.run = partial(runner.run, command=(sys.executable, __file__, "child", behaviour))
-        sys.exit(print(command.main(rest)))
+        command.run = partial(runner.run, command=(sys.executable, __file__, behaviour, "child"))
+        print(command.main(rest))
+        return 0
     name = "decoder-states"
     workloads.WORKLOADS[name] = replace(workloads.WORKLOADS[name], run=BEHAVIOURS[behaviour])
     child.resolve = lambda wanted: CPU
     environment.environment = lambda device: {"device": device.title, "time": "2026-01-01T00:00:00+00:00"}
-    sys.exit(child.main(list(rest)))
+    return child.main(list(rest))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main(*sys.argv[1:]))

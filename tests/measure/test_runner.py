@@ -29,7 +29,7 @@ def own_data(tmp_path, monkeypatch):
 
 
 def stand_in(behaviour):
-    return (sys.executable, str(SCRIPT), "child", behaviour)
+    return (sys.executable, str(SCRIPT), behaviour, "child")
 
 
 def events_of(behaviour, cancel=None, **options):
@@ -65,8 +65,8 @@ def started(behaviour, *flags):
     command = [
         sys.executable,
         str(SCRIPT),
-        "run",
         behaviour,
+        "run",
         "decoder-states",
         "--device",
         "cpu",
@@ -318,7 +318,7 @@ def test_a_data_folder_that_is_a_file_is_refused(tmp_path, monkeypatch):
 
 def test_the_runner_says_what_it_does_on_standard_error_and_prints_the_rows():
     path = str(SCRIPT.parents[2])
-    command = [sys.executable, str(SCRIPT), "run", "three", "decoder-states", "--device", "cpu", "--format", "json"]
+    command = [sys.executable, str(SCRIPT), "three", "run", "decoder-states", "--device", "cpu", "--format", "json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path})
     assert [row["quantity"] for row in json.loads(done.stdout)] == ["row/1", "row/2", "row/3"]
     assert "100% row 3" in done.stderr
