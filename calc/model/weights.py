@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
 
@@ -123,9 +123,13 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What one sequence keeps in the cache whatever its length: `elements` of `dtype` ("" = the cache's own)."""
+    """What one sequence keeps in the cache whatever its length: `elements` of `dtype` ("" = the model's own).
+
+    `taps` above 0: the last inputs of a convolution with so many taps, the newest included; some engines keep one less.
+    """
 
     name: str
     elements: Dim
     dtype: str = ""
-    split: Split = field(default=Split.NONE)
+    split: Split = Split.NONE
+    taps: int = 0

@@ -15,10 +15,11 @@ from calc.serving.capacity import Capacity, logical
 from calc.serving.plan import ServingPlan, check_layout
 from calc.serving.speed import Speed, speed
 from calc.serving.stages import Load, loads
+from calc.serving.vllm import vllm
 from calc.serving.weights import StoredWeights, stored_weights
 from calc.units import ceil_div
 
-ENGINES = {"logical": logical}
+ENGINES = {"logical": logical, "vllm": vllm}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,9 @@ def serve(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None = None) -> Serving
     cache = cache_of(spec, plan)
     stages = loads(spec, plan, gpu, stored, cache)
     most = max(stages, key=lambda load: load.total(plan.concurrency))
-    blocks = ceil_div(plan.context, plan.block_size)
+    capacity = ENGINES[plan.engine](plan, gpu, cache, stages)
+    block = capacity.block_size or plan.block_size
+    blocks = ceil_div(plan.context, block)
     pace = speed(spec, plan, gpu, stored, cache)
     return ServingAnswer(
         spec=spec,
@@ -111,11 +114,11 @@ def serve(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None = None) -> Serving
         kv_bytes_per_sequence=most.sequence,
         kv_bytes=plan.concurrency * most.sequence,
         activation_bytes=most.activation_bytes,
-        blocks_per_sequence=blocks,
-        wasted_slots=blocks * plan.block_size - plan.context,
+        blocks_per_sequence=capacity.request_blocks or blocks,
+        wasted_slots=blocks * block - plan.context,
         mha_ratio=mha_ratio(spec),
         saved_flops_per_step=plan.concurrency * saved_flops(spec, plan.context),
-        capacity=ENGINES[plan.engine](plan, gpu, cache, stages),
+        capacity=capacity,
         speed=pace,
         notes=tuple(_notes(spec, plan, gpu, pace)),
     )

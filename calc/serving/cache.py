@@ -28,6 +28,10 @@ _V4 = (
     "DeepSeek-V4, section 2.3; transformers 5.24, models/deepseek_v4",
     "https://huggingface.co/deepseek-ai/DeepSeek-V4-Pro",
 )
+_PACKED = (
+    "vLLM, fp8_ds_mla: 656 bytes a token and layer for DeepSeek-V3.2, and 132 for the indexer",
+    "https://github.com/vllm-project/vllm",
+)
 _COPIED = "every tensor-parallel rank keeps a full copy"
 _WINDOW_FULL = "a window of W keeps W tokens, the newest included (Hugging Face's DynamicCache drops the oldest between steps: W - 1)"
 
@@ -37,7 +41,7 @@ class Kept:
     """One tensor that a layer keeps of one sequence. `elements` are of one token, or of the whole where `fixed`.
 
     `most` is the tokens kept at most (0: all); `letter` names it. Each `every` tokens leave one entry of `elements`. `of_prompt`:
-    it holds the encoder's tokens instead.
+    it holds the encoder's tokens instead. `taps`: it is the last inputs of a convolution with so many taps.
     """
 
     name: str
@@ -51,13 +55,29 @@ class Kept:
     every: int = 1
     fixed: bool = False
     of_prompt: bool = False
+    taps: int = 0
     bits: Bits | None = None  # its own format; None: the cache's
 
 
 @lru_cache(maxsize=64)
-def kept_tensors(spec: ModelSpec, tp: int, keep_window: int, keep_sinks: int) -> tuple[tuple[Kept, ...], ...]:
-    """What each kind of layer keeps on one of `tp` ranks."""
-    return tuple(tuple(_kept(spec, kind, tp, keep_window, keep_sinks)) for kind in spec.layers.kinds)
+def kept_tensors(
+    spec: ModelSpec, tp: int, keep_window: int, keep_sinks: int, packed: bool
+) -> tuple[tuple[Kept, ...], ...]:
+    """What each kind of layer keeps on one of `tp` ranks; `packed`: latents and index keys in vLLM's fp8_ds_mla layout."""
+    kinds = (tuple(_kept(spec, kind, tp, keep_window, keep_sinks)) for kind in spec.layers.kinds)
+    return tuple(tuple(_packed(kept) for kept in kind) if packed else kind for kind in kinds)
+
+
+def _packed(kept: Kept) -> Kept:
+    """fp8_ds_mla: the latent in fp8 with an fp32 scale for each 128, the rotary key in bf16, the index key with one fp32 scale."""
+    if kept.name == "latent":
+        latex = rf"({kept.latex} + \frac{{{kept.latex}}}{{32}})"
+        return replace(kept, elements=kept.elements + kept.elements // 32, latex=latex, source=_PACKED)
+    if kept.name == "rotary_key":
+        return replace(kept, bits=KV_FORMATS["bf16"], source=_PACKED)
+    if kept.name == "index_key":
+        return replace(kept, elements=kept.elements + 4, latex=f"({kept.latex} + 4)", source=_PACKED)
+    return kept
 
 
 def _kept(spec: ModelSpec, kind: Layer, tp: int, keep_window: int, keep_sinks: int) -> Iterator[Kept]:
@@ -135,7 +155,9 @@ def _states(spec: ModelSpec, mixer: Recurrence, tp: int) -> Iterator[Kept]:
         dtype = state.dtype or spec.dtype
         source = (f"{spec.source}: {mixer.kind} keeps one state a sequence", spec.url)
         own = plain(DTYPES[dtype].bits)
-        yield Kept(state.name, elements, latex, numbers, source, (f"kept in {dtype}",), fixed=True, bits=own)
+        yield Kept(
+            state.name, elements, latex, numbers, source, (f"kept in {dtype}",), fixed=True, taps=state.taps, bits=own
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,5 +267,7 @@ class Cache:
 
 def cache_of(spec: ModelSpec, plan: ServingPlan) -> Cache:
     """The cache of a plan on one GPU."""
-    kinds = kept_tensors(spec, plan.tp, plan.keep_window, plan.keep_sinks)
+    sparse = any(isinstance(kind.mixer, LatentAttention) and kind.mixer.indexer for kind in spec.layers.kinds)
+    packed = sparse and plan.engine == "vllm" and plan.kv_dtype == "fp8"
+    kinds = kept_tensors(spec, plan.tp, plan.keep_window, plan.keep_sinks, packed)
     return Cache(kinds, KV_FORMATS[plan.kv_dtype], plan)

@@ -17,6 +17,7 @@ class Capacity:
     """The cache's budget in bytes on the stage with the least room, and what it holds; None where the GPU's memory is unknown.
 
     `tokens` is None also when no layer's cache grows with the tokens; `concurrency` is sequences of the plan's context.
+    `request_blocks` is what one such sequence takes of `blocks`, and `block_size` the tokens of one, where the engine decides.
     """
 
     budget: int | None
@@ -24,6 +25,8 @@ class Capacity:
     tokens: int | None
     concurrency: float | None
     fits: bool | None
+    request_blocks: int | None = None
+    block_size: int | None = None
 
 
 def budget_of(plan: ServingPlan, gpu: Gpu | None, load: Load) -> int | None:

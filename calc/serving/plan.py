@@ -67,6 +67,16 @@ class ServingPlan(BaseModel):
     max_seqs: int = Field(
         0, ge=0, le=1_000_000, description="most sequences of one step; 0: vLLM's default for the GPU"
     )
+    async_scheduling: bool = Field(True, description="vLLM: two batches in flight, today's default; off before v0.25")
+    prefix_caching: bool = Field(
+        True, description="vLLM: keep prefixes; a recurrent layer then holds two blocks a request"
+    )
+    overhead_gib: float = Field(
+        0.6,
+        ge=0,
+        le=1000,
+        description="vLLM: GiB outside torch's tensors and in CUDA graphs; logs show 0.1 to 0.4 and 0.3",
+    )
     keep_window: int = Field(
         0, ge=0, le=MOST_TOKENS, description="StreamingLLM: keep only the last so many tokens; 0: keep all"
     )

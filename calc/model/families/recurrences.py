@@ -11,7 +11,7 @@ from calc.model.weights import Dim, Norm, Split, State, Weight, dim, linear
 
 def conv_state(channels: Dim, kernel: Dim) -> State:
     """What transformers keeps of a causal convolution: the last `kernel` inputs of each channel."""
-    return State("convolution", channels * kernel)
+    return State("convolution", channels * kernel, split=Split.OUTPUT, taps=kernel.size)
 
 
 def _conv(channels: Dim, kernel: Dim, bias: bool) -> tuple[Weight, ...]:
@@ -49,7 +49,7 @@ def gated_delta_net(
         *Norm("norm", value_dim).weights,
         *linear("output", "out_proj", h, values, Split.INPUT),
     )
-    states = (conv_state(mixed, kernel), State("delta_state", state, "fp32"))
+    states = (conv_state(mixed, kernel), State("delta_state", state, "fp32", Split.OUTPUT))
     flops = _times(7, state) + _times(2, kernel, mixed)
     return Recurrence("delta_net", weights, states, flops, mixed + mixed + values + value_heads + value_heads)
 
@@ -79,7 +79,7 @@ def mamba2(
         *(Norm("norm", inner).weights if norm else ()),
         *linear("output", "out_proj", h, inner, Split.INPUT, bias),
     )
-    states = (conv_state(mixed, kernel), State("ssm_state", memory))
+    states = (conv_state(mixed, kernel), State("ssm_state", memory, split=Split.OUTPUT))
     flops = _times(5, memory) + _times(2, kernel, mixed) + _times(2, inner)
     return Recurrence("mamba", weights, states, flops, mixed + mixed + inner + heads)
 
@@ -106,6 +106,6 @@ def mamba1(
         *(extra if norms else ()),
         *linear("output", "out_proj", h, inner, Split.INPUT, bias),
     )
-    states = (conv_state(inner, kernel), State("ssm_state", inner * state, "fp32"))
+    states = (conv_state(inner, kernel), State("ssm_state", inner * state, "fp32", Split.OUTPUT))
     flops = _times(9, inner, state) + _times(2, kernel, inner) + _times(2, inner)
     return Recurrence("mamba", weights, states, flops, _times(4, inner) + rank + _times(2, state))
