@@ -100,7 +100,7 @@ class Call:
 
     def run(self, work: Callable[[], Result]) -> Result:
         """The result of `work`, or one InputError: within the time even when a server sends a byte now and then."""
-        logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # a complaint is one line, ours
+        _quiet()
         done: list[Result] = []
         failed: list[BaseException] = []
 
@@ -174,6 +174,14 @@ _BY_STATUS = (
 )
 
 
+def _quiet() -> None:
+    """huggingface_hub asks for the file and nothing else: no telemetry, which costs a request of its own, and no log lines."""
+    from huggingface_hub import constants
+
+    constants.HF_HUB_DISABLE_TELEMETRY = True
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
+
+
 def status_of(error: BaseException) -> int | None:
     """The HTTP status that an error tells, if any."""
     status: int | None = getattr(getattr(error, "response", None), "status_code", None)
@@ -196,7 +204,7 @@ def _fetch(call: Call, largest: int) -> Fetched:
     if constants.is_offline_mode():
         return _read(call, _cached(call, None), largest, "HF_HUB_OFFLINE is set: read from the cache")
     try:
-        _check_size(call, largest)
+        _check(call, largest)
         path = _download(call, largest)
     except Exception as error:
         complaint = error if isinstance(error, InputError) else call.complaint(error)
@@ -206,12 +214,21 @@ def _fetch(call: Call, largest: int) -> Fetched:
     return _read(call, path, largest, "")
 
 
-def _check_size(call: Call, largest: int) -> None:
-    """InputError unless the server says that the file is small enough, before anything of it is read."""
+def metadata_of(call: Call) -> tuple[str, int | None]:
+    """The commit that the file is of, and its size in bytes where the server says it, before anything of it is read."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import FileMetadataError
 
     url = hf_hub_url(call.hub_id.repo, call.file, revision=call.hub_id.revision, endpoint=call.place)
-    size = get_hf_file_metadata(url, timeout=call.left() * _PATIENCE, endpoint=call.place).size
+    told = get_hf_file_metadata(url, timeout=call.left() * _PATIENCE, endpoint=call.place)
+    if not told.commit_hash:
+        raise FileMetadataError("no commit")
+    return told.commit_hash, told.size
+
+
+def _check(call: Call, largest: int) -> None:
+    """InputError unless the server says that the file is small enough."""
+    size = metadata_of(call)[1]
     if size is None or size > largest:
         told = "of unknown size" if size is None else f"{size:,} bytes"
         raise InputError(

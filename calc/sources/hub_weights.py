@@ -13,7 +13,7 @@ from calc.errors import InputError
 from calc.model.config import parse_config
 from calc.sources.find import Found, found_gguf
 from calc.sources.gguf import GgufHeader, joined, scan, split_name
-from calc.sources.hub import Call, Fetched, Hub, HubId, NotThere, fetch
+from calc.sources.hub import Call, Fetched, Hub, HubId, NotThere, fetch, metadata_of
 from calc.sources.safetensors import (
     INDEX,
     LARGEST_INDEX,
@@ -75,15 +75,20 @@ def _stored(hub_id: HubId, hub: Hub) -> StoredTensors:
 
     def read_all() -> dict[str, tuple[StoredTensor, ...]]:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            calls = [replace_file(call, shard) for shard in shards]
-            return dict(zip(shards, pool.map(_read_header, calls), strict=True))
+            return dict(zip(shards, pool.map(lambda shard: _read_shard(call, shard), shards), strict=True))
 
     return stored_safetensors(gathered(shards, call.run(read_all), where), where)
 
 
-def replace_file(call: Call, file: str) -> Call:
-    """The same call, with the time that it has left, for another file."""
-    return Call(call.hub, call.hub_id, file, call.left())
+def _read_shard(call: Call, shard: str) -> tuple[StoredTensor, ...]:
+    """The tensors of one shard, in the time that the whole call has left; a complaint names the shard."""
+    part = Call(call.hub, call.hub_id, shard, call.left())
+    try:
+        return _read_header(part)
+    except InputError:
+        raise
+    except Exception as error:
+        raise part.complaint(error) from None
 
 
 def _header(hub_id: HubId, file: str, hub: Hub) -> tuple[StoredTensor, ...]:
@@ -111,11 +116,8 @@ def _gguf(hub_id: HubId, hub: Hub) -> Found:
 
 
 def _read_gguf(call: Call) -> tuple[GgufHeader, str]:
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url
-
-    url = hf_hub_url(call.hub_id.repo, call.file, revision=call.hub_id.revision, endpoint=call.place)
-    commit = get_hf_file_metadata(url, timeout=call.left(), endpoint=call.place).commit_hash
-    at_commit = replace(call.hub_id, revision=commit or call.hub_id.revision)
+    commit, _ = metadata_of(call)
+    at_commit = replace(call.hub_id, revision=commit)
 
     def read(file: str) -> GgufHeader:
         part = Call(call.hub, at_commit, file, call.left())
@@ -130,9 +132,7 @@ def _read_gguf(call: Call) -> tuple[GgufHeader, str]:
     splits = header.metadata.get("split.count", 1)
     folder, _, name = call.file.rpartition("/")
     prefix = f"{folder}/" if folder else ""
-    return joined(
-        header, splits, lambda number: read(prefix + split_name(name, number, splits)), call.file
-    ), at_commit.revision
+    return joined(header, splits, lambda number: read(prefix + split_name(name, number, splits)), call.file), commit
 
 
 @contextmanager
