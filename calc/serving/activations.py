@@ -34,6 +34,8 @@ def activations(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, last: bool)
     most_tokens, most_sequences = step_limits(plan, gpu)
     if plan.engine == "vllm":
         return (_vllm_peak(spec, most_sequences),)
+    if plan.engine == "llama.cpp":
+        return (_llama_cpp_buffer(spec, plan),)
     sequences = min(plan.concurrency, most_sequences)
     tokens = min(most_tokens, plan.concurrency * plan.prompt_tokens)
     width = max((_width(kind.mixer, kind.feed_forward, plan.tp) for kind in spec.layers.kinds), default=0)
@@ -79,6 +81,18 @@ def _vllm_peak(spec: ModelSpec, sequences: int) -> Component:
         formula=formula,
         numbers={"B": sequences, "V": spec.vocab_size},
     )
+
+
+def _llama_cpp_buffer(spec: ModelSpec, plan: ServingPlan) -> Component:
+    """llama.cpp's compute buffer, which the logits of a micro-batch decide; an approximation."""
+    formula = Formula(
+        r"<n_u> \cdot <V> \cdot 4",
+        "llama.cpp: fp32 logits of a micro-batch, the widest tensor of its graph",
+        "https://github.com/ggml-org/llama.cpp",
+        ("an approximation: attention without flash adds its scores",),
+    )
+    numbers = {"n_u": plan.micro_batch, "V": spec.vocab_size}
+    return Component("compute_buffer", 4 * plan.micro_batch * spec.vocab_size, formula=formula, numbers=numbers)
 
 
 def _width(mixer: Mixer | None, feed_forward: FeedForward | None, tp: int) -> int:

@@ -11,7 +11,7 @@ from calc.hardware import Gpu
 from calc.model.mixers import Attention, LatentAttention
 from calc.model.spec import ModelSpec
 from calc.serving.cache import Cache, cache_of
-from calc.serving.capacity import Capacity, logical
+from calc.serving.capacity import Capacity, llama_cpp, logical
 from calc.serving.plan import ServingPlan, check_layout
 from calc.serving.speed import Speed, speed
 from calc.serving.stages import Load, loads
@@ -19,7 +19,7 @@ from calc.serving.vllm import vllm
 from calc.serving.weights import StoredWeights, stored_weights
 from calc.units import ceil_div
 
-ENGINES = {"logical": logical, "vllm": vllm}
+ENGINES = {"logical": logical, "vllm": vllm, "llama.cpp": llama_cpp}
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,10 @@ from calc.model.mixers import Attention, CompressedAttention, Indexer, LatentAtt
 from calc.model.spec import Layer, ModelSpec
 from calc.model.weights import Split
 from calc.serving.formats import KV_ASSUMES, KV_FORMATS, Bits, plain
-from calc.serving.plan import ServingPlan
-from calc.units import ceil_div
+from calc.serving.plan import MOST_TOKENS, ServingPlan
+from calc.units import ceil_div, round_up
+
+CELLS = 256  # llama.cpp pads the cache of a stream to so many cells
 
 _GQA = ("GQA, arXiv 2305.13245, section 2", "https://arxiv.org/abs/2305.13245")
 _MLA = ("DeepSeek-V2, arXiv 2405.04434, section 2.1", "https://arxiv.org/abs/2405.04434")
@@ -168,12 +170,20 @@ class Cache:
     bits: Bits
     plan: ServingPlan
 
+    @property
+    def cells(self) -> bool:
+        """Whether tokens are kept in llama.cpp's cells: rounded up to 256, with a batch's room beside each window."""
+        return self.plan.engine == "llama.cpp"
+
     def tokens(self, kept: Kept, tokens: int) -> int:
-        """How many of a sequence's tokens it keeps (1 for a fixed state)."""
+        """How many of a sequence's tokens it has room for (1 for a fixed state)."""
         if kept.fixed:
             return 1
         if kept.of_prompt:
             return self.plan.prompt_tokens
+        if self.cells:
+            room = min(tokens, kept.most + self.plan.micro_batch) if kept.most else tokens // kept.every
+            return round_up(room, CELLS)
         return min(tokens, kept.most) if kept.most else tokens // kept.every
 
     def tensor_bytes(self, kept: Kept, tokens: int) -> int:
@@ -201,7 +211,7 @@ class Cache:
     def fixed_bytes(self, counts: tuple[int, ...]) -> int:
         """The constant: full windows, recurrent states, and the cache of an encoder's output."""
         return sum(
-            count * self.tensor_bytes(kept, self.tokens(kept, kept.most))
+            count * self.tensor_bytes(kept, self.tokens(kept, MOST_TOKENS))
             for kind, count in zip(self.kinds, counts, strict=True)
             for kept in kind
             if kept.most or kept.fixed or kept.of_prompt
@@ -215,7 +225,8 @@ class Cache:
                 if kept.fixed or kept.of_prompt:
                     total += count * sequences * self.tensor_bytes(kept, self.tokens(kept, 0))
                 else:
-                    held = min(tokens, kept.most * sequences) if kept.most else tokens // kept.every
+                    most = self.tokens(kept, MOST_TOKENS) * sequences
+                    held = min(tokens, most) if kept.most else tokens // kept.every
                     total += count * self.tensor_bytes(kept, held)
         return total
 
@@ -252,6 +263,10 @@ class Cache:
                 numbers[kept.letter], tokens = kept.most, rf"\min(<s>, <{kept.letter}>)"
             elif kept.every > 1:
                 numbers["m"], tokens = kept.every, r"\lfloor \frac{<s>}{<m>} \rfloor"
+            if self.cells:
+                if kept.most:
+                    numbers["n_u"], tokens = self.plan.micro_batch, rf"\min(<s>, <{kept.letter}> + <n_u>)"
+                tokens = rf"256 \cdot \lceil \frac{{{tokens}}}{{256}} \rceil"
             latex = rf"{tokens} \cdot {latex}"
         if bits.value.denominator == 1 and bits.value % 8 == 0:
             latex = rf"{latex} \cdot {bits.value // 8}"

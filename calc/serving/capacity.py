@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from calc.errors import InputError
 from calc.hardware import Gpu
 from calc.serving.cache import Cache
 from calc.serving.plan import ServingPlan
@@ -37,6 +38,16 @@ def budget_of(plan: ServingPlan, gpu: Gpu | None, load: Load) -> int | None:
         return None
     allowed = int(Fraction(str(plan.gpu_memory_utilization)) * gpu.memory_bytes)
     return allowed - load.weights - load.activation_bytes
+
+
+_LLAMA_CPP_KV = ("bf16", "fp16", "fp32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+
+
+def llama_cpp(plan: ServingPlan, gpu: Gpu | None, cache: Cache, loads: tuple[Load, ...]) -> Capacity:
+    """llama.cpp: a stream for each sequence, in cells of 256 and without blocks. InputError for a cache format that it does not have."""
+    if plan.kv_dtype not in _LLAMA_CPP_KV:
+        raise InputError.of("kv_dtype", plan.kv_dtype, f"llama.cpp keeps its cache in {', '.join(_LLAMA_CPP_KV)}")
+    return replace(logical(plan, gpu, cache, loads), blocks=None)
 
 
 def logical(plan: ServingPlan, gpu: Gpu | None, cache: Cache, loads: tuple[Load, ...]) -> Capacity:
