@@ -23,6 +23,7 @@ class Attention:
 
     `bias` holds the letters of the projections that have one ("qkvo"). `modules` are the Hugging Face names of the four
     projections; the first three are equal where one tensor holds all. `window` and `chunk` are tokens, 0 for none.
+    `rotary_dim` is the part of a head that is turned (0: all); `rotary_joined`: the program copies the head together again.
     `gated`: the query projection also makes an output gate of the same width. `shares_kv`: keys and values are an earlier layer's.
     """
 
@@ -47,6 +48,8 @@ class Attention:
     softcap: bool = False
     extra: tuple[Weight, ...] = ()
     indexer: Indexer | None = None
+    rotary_dim: int = 0
+    rotary_joined: bool = False
 
     @property
     def parts(self) -> tuple[Part, ...]:

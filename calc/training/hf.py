@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import lru_cache
 
 from calc.model.feed_forward import FeedForward, MoE
-from calc.model.mixers import Attention, LatentAttention, Mixer, Recurrence
+from calc.model.mixers import Attention, CompressedAttention, LatentAttention, Mixer, Recurrence
 from calc.model.spec import Layer, ModelSpec
 from calc.model.weights import Norm, dim
 from calc.training import ops
 from calc.training.blocks import OUTSIDE, Block, record, recomputed
-from calc.training.hf_attention import attention, latent
+from calc.training.hf_attention import attention, compressed, latent
 from calc.training.hf_forward import mlp, moe
 from calc.training.ops import FULL, LONG, ONE
 from calc.training.program import Builder, Settings
@@ -42,6 +42,9 @@ def _mix(b: Builder, x: Value, mixer: Mixer, tables: Value) -> Value:
     if isinstance(mixer, LatentAttention):
         with b.tape.part("attention"):
             return latent(b, x, mixer, tables)
+    if isinstance(mixer, CompressedAttention):
+        with b.tape.part("attention"):
+            return compressed(b, x, mixer, tables)
     with b.tape.part(mixer.kind):
         return _recurrent(b, x, mixer)
 
@@ -200,7 +203,10 @@ def embedding_block(spec: ModelSpec, settings: Settings) -> Block:
                 out = looked if out is None else ops.add(t, out, looked, "sum")
             assert out is not None
             if spec.embedding_scale:
-                out = ops.scale(t, out, "scaled")
+                factor = t.new("scale", ONE, FIXED)
+                scaled = t.like(out, "scaled")
+                ops.kernel(t, [out], scaled, [factor])
+                out = scaled
             return ops.dropout(t, out, settings.probability("embedding"), "dropped")
 
     return record(b, (), program, ONE, settings.between, LONG, False)

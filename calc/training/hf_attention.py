@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from calc.model.mixers import Attention, LatentAttention
-from calc.model.weights import Dim, dim
+from calc.model.mixers import Attention, CompressedAttention, LatentAttention
+from calc.model.weights import Dim, Norm, dim
 from calc.model.weights import Weight as ModelWeight
 from calc.training import ops
 from calc.training.ops import FULL, HALF, LONG, ONE
@@ -55,11 +55,22 @@ def attention(b: Builder, x: Value, mixer: Attention, tables: Value) -> Value:
     if mixer.v_norm:
         value = b.norm(value, mixer.v_norm, k)
     if mixer.rotary:
-        query, key = rotary(b, query, tables, "query"), rotary(b, key, tables, "key")
-    mixed = kernel(b, query, key, value, (a, k, d, d_v), mixer.window or mixer.chunk, mixer.softcap)
+        query, key = _turned(b, query, a, mixer, tables, "query"), _turned(b, key, k, mixer, tables, "key")
+    window = mixer.window or mixer.chunk
+    mixed = kernel(b, query, key, value, (a, k, d, d_v), window, mixer.softcap, mixer.rotary and mixer.rotary_joined)
     if gate is not None:
         mixed = ops.mul(t, mixed, ops.unary(t, gate, "gate", "result"), "gated")
     return b.linear(mixed, _named(weights, "output"), dim("h", mixer.hidden_size), "output", names[3])
+
+
+def _turned(b: Builder, x: Value, heads: Dim, mixer: Attention, tables: Value, name: str) -> Value:
+    """Rotary positions on a head, or on its first part, which is then joined to the rest again."""
+    if not mixer.rotary_joined:
+        return rotary(b, x, tables, name)
+    width = mixer.rotary_dim or mixer.head_dim
+    first, rest = heads * dim("d_r", width), heads * dim("d_p", mixer.head_dim - width)
+    turned, passed = ops.slices(b.tape, x, [first, rest])
+    return ops.join(b.tape, [rotary(b, turned, tables, "turned"), passed], heads * dim("d", mixer.head_dim), name)
 
 
 def _sum(parts: list[Dim]) -> Dim:
@@ -73,20 +84,29 @@ Heads = tuple[Dim, Dim, Dim, Dim]  # query heads, key heads, head size, value he
 
 
 def kernel(
-    b: Builder, query: Value, key: Value, value: Value, heads: Heads, window: int, softcap: bool = False
+    b: Builder,
+    query: Value,
+    key: Value,
+    value: Value,
+    heads: Heads,
+    window: int,
+    softcap: bool = False,
+    joined: bool = False,
 ) -> Value:
     """Attention by the kernel that CUDA picks: flash for 16 bits, one head size and no mask; the efficient kernel for other
     sizes, masks and fp32 where all heads are equal; plain mathematics for the rest (PyTorch 2.13, sdp_utils.cpp)."""
     t, settings = b.tape, b.settings
     a, k, d, d_v = heads
-    masked = 0 < window < settings.seq and settings.attention != "flash"
+    masked = 0 < window <= settings.longest_masked and settings.attention != "flash"
     size = HALF if settings.autocast else query.bytes
     if settings.attention == "eager":
         return _eager(b, query, key, value, heads, softcap)
     query, key, value = (ops.cast(t, x, size, name) for x, name in ((query, "query"), (key, "key"), (value, "value")))
     grouped = a.size != k.size
     if settings.attention == "flash" or (size == HALF and not masked and d.size == d_v.size and d.size <= 256):
-        return _fused(b, query, key, value, heads, "flash")
+        mixed = _fused(b, query, key, value, heads, "flash")
+        # flash answers in the layout of the query; after a join that is head by head, and the output is copied
+        return ops.copy(t, mixed, "output_input") if joined else mixed
     if grouped and (masked or d.size != d_v.size):  # transformers repeats the heads itself
         key, value = ops.copy(t, key, "repeated_key", a * d), ops.copy(t, value, "repeated_value", a * d_v)
         grouped = False
@@ -187,3 +207,19 @@ def _expanded(b: Builder, x: Value, whole: Dim) -> Value:
     meta = (x.dim, x.extent, x.bytes)
     b.tape.record([x], view, [], lambda g: (b.tape.new("gradient", *meta),))
     return view
+
+
+def compressed(b: Builder, x: Value, mixer: CompressedAttention, tables: Value) -> Value:
+    """DeepSeek-V4's attention as its projections around a fused kernel of one key-value head: an estimate of what is kept."""
+    t, weights = b.tape, mixer.parts[0].weights
+    a, d, r_q = b.local(dim("a", mixer.num_attention_heads)), dim("d", mixer.head_dim), dim("r_q", mixer.q_lora_rank)
+    low = b.linear(x, _named(weights, "query_down"), r_q, "query_down", "q_a_proj")
+    low = b.norm(low, Norm("query_norm", r_q, style=mixer.norm_style))
+    query = b.linear(low, _named(weights, "query_up"), a * d, "query", "q_b_proj")
+    key = b.linear(x, _named(weights, "key_value"), d, "key_value", "kv_proj")
+    key = b.norm(key, Norm("key_value_norm", d, style=mixer.norm_style))
+    query, key = rotary(b, query, tables, "query"), rotary(b, key, tables, "key")
+    mixed = _fused(b, query, key, key, (a, dim("1", 1), d, d), "flash")
+    out = dim("g", mixer.o_groups) * dim("r_o", mixer.o_lora_rank)
+    low = b.linear(mixed, _named(weights, "output_down"), out, "output_down", "o_a_proj")
+    return b.linear(low, _named(weights, "output_up"), dim("h", mixer.hidden_size), "output", "o_b_proj")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from calc.model.feed_forward import MLP, MoE
 from calc.model.weights import Dim, dim
 from calc.training import ops
@@ -72,16 +74,22 @@ def mlp(b: Builder, x: Value, module: MLP) -> Value:
 Rows = tuple[tuple[str, int, str], ...]
 _SOFTMAX: Rows = (("probabilities", FULL, "E"), ("chosen", LONG, "K"))
 _NORMALISED: Rows = (*_SOFTMAX, ("chosen_probabilities", FULL, "K"), ("their_sum", FULL, "1"))
-_SIGMOID: Rows = (
-    ("probabilities", FULL, "E"),
-    ("chosen", LONG, "K"),
-    ("chosen_probabilities", FULL, "K"),
-    ("their_sum", FULL, "1"),
-)
-ROUTERS: dict[str, tuple[Rows, bool]] = {  # rows, and whether the router computes in fp32
-    "": (_NORMALISED, False),
-    "DeepseekV2ForCausalLM": (_SOFTMAX, True),
-    "DeepseekV3ForCausalLM": (_SIGMOID, True),
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """What a model class's router keeps: its rows, whether it computes in fp32, and whether the experts' weights stay so."""
+
+    rows: Rows
+    wide: bool = False
+    wide_scores: bool = False
+
+
+ROUTERS: dict[str, Router] = {
+    "": Router(_NORMALISED),
+    "MixtralForCausalLM": Router(_NORMALISED, wide_scores=True),
+    "DeepseekV2ForCausalLM": Router(_SOFTMAX, wide=True, wide_scores=True),
+    "DeepseekV3ForCausalLM": Router(_NORMALISED, wide=True, wide_scores=True),
 }
 
 
@@ -107,15 +115,15 @@ def moe(b: Builder, x: Value, module: MoE) -> Value:
 def _router(b: Builder, x: Value, module: MoE) -> Value:
     """The chosen experts' weights for each token (K numbers)."""
     t = b.tape
-    rows, wide = ROUTERS.get(b.settings.router, ROUTERS[""])
+    router = ROUTERS.get(b.settings.router, ROUTERS[""])
     experts = dim("E", module.num_experts)
     found = tuple(w for w in module.router if w.matmul)
-    source = ops.cast(t, x, FULL, "input") if wide else x
+    source = ops.cast(t, x, FULL, "input") if router.wide else x
     weight = b.weight(*found)
     logits = ops.linear(t, source, Weight("router", weight.dim, weight.trains, source.bytes), experts, "logits")
     over = {"E": experts, "K": dim("K", module.num_experts_per_tok), "1": ONE}
-    kept = [t.new(name, over[letter], x.extent, size) for name, size, letter in rows]
-    scores = t.new("scores", over["K"], x.extent, FULL if wide or b.settings.router == "" else logits.bytes)
+    kept = [t.new(name, over[letter], x.extent, size) for name, size, letter in router.rows]
+    scores = t.new("scores", over["K"], x.extent, FULL if router.wide_scores else logits.bytes)
     ops.kernel(t, [logits], scores, kept if logits.grad else [])
     return scores
 

@@ -28,10 +28,7 @@ URL = "https://github.com/pytorch/pytorch/blob/v2.13.0/tools/autograd/derivative
 def settings_of(plan: TrainingPlan, spec: ModelSpec) -> Settings:
     """What the blocks of this plan depend on."""
     recipe = RECIPES[plan.recipe]
-    longest = max(
-        (kind.mixer.window or kind.mixer.chunk for kind in spec.layers.kinds if isinstance(kind.mixer, Attention)),
-        default=0,
-    )
+    shorter = [window for window in _windows(spec) if window < plan.seq]
     return Settings(
         bytes=recipe.weight if recipe.autocast or not recipe.gathered else recipe.compute,
         autocast=recipe.autocast,
@@ -42,8 +39,14 @@ def settings_of(plan: TrainingPlan, spec: ModelSpec) -> Settings:
         sharded_sequence=plan.sharded_sequence,
         lora=Lora(plan.lora_rank, plan.lora_targets) if plan.method == "lora" else None,
         router=spec.architecture,
-        seq=plan.seq if longest else 0,
+        longest_masked=max(shorter, default=0),
     )
+
+
+@lru_cache(maxsize=256)
+def _windows(spec: ModelSpec) -> tuple[int, ...]:
+    mixers = [kind.mixer for kind in spec.layers.kinds]
+    return tuple(mixer.window or mixer.chunk for mixer in mixers if isinstance(mixer, Attention))
 
 
 def attention_of(plan: TrainingPlan, spec: ModelSpec) -> str:
@@ -135,15 +138,20 @@ def hf_constants(plan: TrainingPlan, spec: ModelSpec) -> list[Constant]:
     made = [
         _constant("input_ids", 8 * batch * tokens, r"8 \cdot <b> \cdot <s>", {"b": batch, "s": tokens}, True, "step"),
         _constant("loss", 4, "4", {}, True, "step"),
+        _constant("loss_gradient", 4, "4", {}, False, "backward"),
     ]
     recipe = RECIPES[plan.recipe]
     size = recipe.compute if recipe.gathered else recipe.weight
-    for width in _rotary_widths(spec):
+    widths = _rotary_widths(spec)
+    for width in widths:
+        suffix = f"_{width}" if len(widths) > 1 else ""
         latex = rf"{size} \cdot <s> \cdot <d>"
         for name in ("cosines", "sines"):
-            made.append(_constant(name, size * tokens * width, latex, {"s": tokens, "d": width}, False, "layers"))
+            made.append(
+                _constant(name + suffix, size * tokens * width, latex, {"s": tokens, "d": width}, False, "layers")
+            )
         for name in ("frequencies", "original_frequencies"):
-            made.append(_constant(name, 2 * width, r"2 \cdot <d>", {"d": width}, False, "step"))
+            made.append(_constant(name + suffix, 2 * width, r"2 \cdot <d>", {"d": width}, False, "step"))
     return made
 
 
@@ -158,7 +166,7 @@ def _rotary_widths(spec: ModelSpec) -> tuple[int, ...]:
     found = set()
     for kind in spec.layers.kinds:
         if isinstance(kind.mixer, Attention) and kind.mixer.rotary:
-            found.add(kind.mixer.head_dim)
+            found.add(kind.mixer.rotary_dim or kind.mixer.head_dim)
         if isinstance(kind.mixer, LatentAttention):
             found.add(kind.mixer.qk_rope_head_dim)
     return tuple(sorted(found))

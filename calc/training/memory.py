@@ -63,7 +63,7 @@ class StageMemory:
 
     @property
     def constant_bytes(self) -> int:
-        return int(sum(constant.leaf.total for constant in self.constants))
+        return int(sum(constant.leaf.total for constant in self.constants if constant.until != "backward"))
 
     @cached_property
     def kept_once(self) -> int:
@@ -128,6 +128,7 @@ class StageMemory:
         for index, segment in reversed(list(enumerate(self.segments))):
             peak = segment.bytes.accumulating_peak if self.accumulates else segment.bytes.backward_peak
             freed = self._bytes_until("layers") if segment.path == EMBEDDING else 0
+            freed -= self._bytes_until("backward")
             backward = max(backward, Moment(base - freed + before[index] + peak + self.later_gradients[index], index))
         step = parameters + gradients + optimizer + self._bytes_until("step") + self.step_bytes
         return {"forward": forward, "backward": backward, "step": Moment(step, -1)}
@@ -187,7 +188,8 @@ class StageMemory:
     def _kept(self, index: int, phase: str) -> tuple[Component, ...]:
         """What is kept beside the states while the segment of that index runs, by the segments before it and the rest."""
         freed = phase == "backward" and index >= 0 and self.segments[index].path == EMBEDDING
-        made = [constant.leaf for constant in self.constants if not (freed and constant.until == "layers")]
+        gone = {"layers" if freed else "", "backward" if phase == "forward" or index < 0 else ""}
+        made = [constant.leaf for constant in self.constants if constant.until not in gone]
         if self.received and not (index == 0 and phase == "forward"):
             made.append(
                 _plain("received", self.received, "<x>", {"x": self.received}, "the stage before sends its output")

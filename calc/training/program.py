@@ -31,7 +31,7 @@ class Settings:
     sharded_sequence: bool = False
     lora: Lora | None = None
     router: str = ""
-    seq: int = 0  # compared with the windows: a longer sequence needs a mask
+    longest_masked: int = 0  # the longest window that the sequence exceeds, so that it needs a mask
 
     @property
     def between(self) -> Extent:

@@ -29,7 +29,7 @@ class Segment:
 class Constant:
     """What the model or its caller keeps beside the blocks: a leaf, whether each micro-batch has its own, and how long.
 
-    `until`: "layers" while layers still need it in backward, "step" to the end of the step.
+    `until`: "layers" while layers still need it in backward, "step" to the end of the step; "backward": only in backward.
     """
 
     leaf: Component

@@ -51,6 +51,9 @@ def attention(
     """
     count, kv, head_dim = sizes or heads(fields)
     traits.setdefault("v_head_dim", head_dim)
+    turned = int(head_dim * fields.number("partial_rotary_factor", "rotary_pct", default=1.0, high=1.0))
+    if 0 < turned < head_dim:
+        traits = {"rotary_dim": turned, "rotary_joined": True, **traits}
     if qk_norm:
         d, full = dim("d", head_dim), qk_norm == "full"
         shared = {"style": norm_style, **(norm_traits or {})}

@@ -61,7 +61,8 @@ def qwen3(fields: Fields) -> ModelSpec:
 
 def phi3(fields: Fields) -> ModelSpec:
     fused = ("qkv_proj", "qkv_proj", "qkv_proj", "o_proj")
-    mixer = attention(fields, modules=fused, window=fields.size_or_none("sliding_window") or 0)
+    size = fields.size_or_none("sliding_window") or 0
+    mixer = attention(fields, modules=fused, window=size, rotary_joined=True)
     feed_forward = mlp(fields, modules=("gate_up_proj", "gate_up_proj", "down_proj"))
     places = {"attention": "attention_dropout", "residual": "resid_pdrop", "embedding": "embd_pdrop"}
     layers = uniform(fields, Layer("layer", mixer, feed_forward, norms(fields)))
@@ -70,9 +71,11 @@ def phi3(fields: Fields) -> ModelSpec:
 
 def olmo2(fields: Fields) -> ModelSpec:
     bias = "qkvo" if fields.flag("attention_bias", default=False) else ""
-    mixer = attention(fields, "full", bias=bias)
-    layer = Layer("layer", mixer, mlp(fields), norms(fields, "post_attention_norm", "post_feedforward_norm"))
-    return assemble(fields, uniform(fields, layer), dropout=dropouts(fields, **_ATTENTION_DROPOUT))
+    mixer = attention(fields, "full", "wide", bias=bias)
+    names = ("post_attention_norm", "post_feedforward_norm")
+    layer = Layer("layer", mixer, mlp(fields), norms(fields, *names, style="wide"))
+    final = Norm("weight", dim("h", hidden(fields)), style="wide")
+    return assemble(fields, uniform(fields, layer), final_norm=final, dropout=dropouts(fields, **_ATTENTION_DROPOUT))
 
 
 def gemma(fields: Fields) -> ModelSpec:

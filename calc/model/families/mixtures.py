@@ -9,6 +9,7 @@ from calc.model.families.common import (
     assemble,
     attention,
     dropouts,
+    hidden,
     layer_types,
     mlp,
     moe,
@@ -20,6 +21,7 @@ from calc.model.families.common import (
 )
 from calc.model.fields import Fields
 from calc.model.spec import Layer, ModelSpec, Stack
+from calc.model.weights import Norm, dim
 
 
 def mixtral(fields: Fields) -> ModelSpec:
@@ -59,13 +61,14 @@ def gpt_oss(fields: Fields) -> ModelSpec:
             fields, bias="qkvo" if fields.flag("attention_bias", default=True) else "", window=width, sinks=True
         )
         feed_forward = moe(fields, ("num_local_experts",), ("intermediate_size",), router_bias=True, bias=True)
-        return Layer(kind, mixer, feed_forward, norms(fields))
+        return Layer(kind, mixer, feed_forward, norms(fields, style="wide"))
 
     kinds = {"full": lambda: layer("full", 0), "sliding": lambda: layer("sliding", size)}
     default = ["full" if (at + 1) % 2 == 0 else "sliding" for at in range(num_layers(fields))]
     fields.ignore("experts_per_token", "initial_context_length", "swiglu_limit")
     layers = patterned(kinds, layer_types(fields, FULL_OR_SLIDING, default))
-    return assemble(fields, layers, dropout=dropouts(fields, attention="attention_dropout"))
+    final = Norm("weight", dim("h", hidden(fields)), style="wide")
+    return assemble(fields, layers, final_norm=final, dropout=dropouts(fields, attention="attention_dropout"))
 
 
 FAMILIES = {
