@@ -36,7 +36,7 @@ def open_plain(path: Path, largest: int | None = None) -> Iterator[tuple[BinaryI
 
 def read_config(path: Path) -> dict[str, Any]:
     """The config of a config.json, or of a folder that holds one. InputError when it is missing, no plain file, or too large."""
-    with open_plain(path / "config.json" if path.is_dir() else path, LARGEST_CONFIG) as (file, size):
+    with open_plain(path / "config.json" if os.path.isdir(path) else path, LARGEST_CONFIG) as (file, size):
         return parse_config(file.read(size))
 
 

@@ -95,7 +95,7 @@ def find_at(path: Path, stored: bool = False) -> Found:
     if path.name.endswith(WEIGHTS):
         return _safetensors(path, stored)
     config = read_config(path)
-    if not path.is_dir():
+    if not os.path.isdir(path):
         name = path.absolute().parent.name if path.name == "config.json" else path.stem
         return Found(name, config)
     from calc.sources.safetensors import read_safetensors, weights_of

@@ -98,6 +98,11 @@ class Call:
 
         return (self.hub.endpoint or constants.ENDPOINT).rstrip("/")
 
+    @property
+    def shown(self) -> str:
+        """The repository and its place for messages, without a password that the address may hold."""
+        return f"{self.hub_id.repo} on {re.sub('//[^/]*@', '//', self.place)}"
+
     def run(self, work: Callable[[], Result]) -> Result:
         """The result of `work`, or one InputError: within the time even when a server sends a byte now and then."""
         _quiet()
@@ -136,11 +141,11 @@ class Call:
             "repo": self.hub_id.repo,
             "revision": self.hub_id.revision,
             "file": self.file,
-            "place": self.place,
+            "place": self.shown.partition(" on ")[2],
             "status": status,
             "seconds": f"{self.seconds:g}",
         }
-        return kind(f"MODEL: {self.hub_id.repo} on {self.place}: {what.format_map(words)}", "MODEL")
+        return kind(f"MODEL: {self.shown}: {what.format_map(words)}", "MODEL")
 
 
 _REFUSED = (
@@ -232,7 +237,7 @@ def _check(call: Call, largest: int) -> None:
     if size is None or size > largest:
         told = "of unknown size" if size is None else f"{size:,} bytes"
         raise InputError(
-            f"MODEL: {call.hub_id.repo} on {call.place}: {call.file} is {told}; at most {largest:,} bytes are read",
+            f"MODEL: {call.shown}: {call.file} is {told}; at most {largest:,} bytes are read",
             "MODEL",
         )
 

@@ -56,9 +56,9 @@ def find_on_hub(hub_id: HubId, stored: bool = False, hub: Hub = Hub()) -> Found:
 
 
 def _told(file: str, hub_id: HubId, found: Fetched, hub: Hub) -> str:
-    place = Call(hub, hub_id, file, hub.seconds).place
+    shown = Call(hub, hub_id, file, hub.seconds).shown
     remark = f" ({found.remark})" if found.remark else ""
-    return f"{file} of {hub_id.repo} on {place}, revision {found.commit}{remark}"
+    return f"{file} of {shown}, revision {found.commit}{remark}"
 
 
 def _stored(hub_id: HubId, hub: Hub) -> StoredTensors:
@@ -162,8 +162,7 @@ def read_range(call: Call, start: int, length: int) -> tuple[bytes, int | None]:
             total = int(whole) if whole.isdecimal() and len(whole) < 20 else None
         else:
             raise InputError(
-                f"MODEL: {call.hub_id.repo} on {call.place}: the server does not give a part of {call.file}; download it and "
-                "give its path",
+                f"MODEL: {call.shown}: the server does not give a part of {call.file}; download it and give its path",
                 "MODEL",
             )
         data = bytearray()
@@ -175,7 +174,7 @@ def read_range(call: Call, start: int, length: int) -> tuple[bytes, int | None]:
     wanted = length if total is None else min(length, max(total - start, 0))
     if len(data) < wanted:
         raise InputError(
-            f"MODEL: {call.hub_id.repo} on {call.place}: {call.file} broke off after {len(data):,} of {wanted:,} bytes; try again",
+            f"MODEL: {call.shown}: {call.file} broke off after {len(data):,} of {wanted:,} bytes; try again",
             "MODEL",
         )
     return bytes(data[:length]), total

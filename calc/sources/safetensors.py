@@ -120,6 +120,8 @@ def _tensor(name: str, row: object, where: str) -> tuple[int, int, StoredTensor]
     begin, end = offsets  # type: ignore[misc]
     elements = prod(shape)  # type: ignore[arg-type]
     size, count = DTYPES[dtype]
+    if elements > MOST_ELEMENTS:
+        raise bad(where, f"tensor {shown} would have more than {MOST_ELEMENTS:,} elements")
     if elements * size != (end - begin) * count:
         raise bad(where, f"tensor {shown}: {elements:,} elements of {dtype} do not take {end - begin:,} bytes")
     return begin, end, StoredTensor(name, dtype, elements, end - begin)
