@@ -9,7 +9,7 @@ from pages.ui.measuring import MeasurePlan
 from pages.ui.page import complaints
 from pages.ui.text import plain
 
-TITLE, ICON = "Measure", ":material/speed:"
+TITLE, ICON = "Measure", ":material/biotech:"
 PLANS = (MeasurePlan,)
 
 

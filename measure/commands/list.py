@@ -15,7 +15,7 @@ def main(argv: Sequence[str]) -> str:
     add_format(parser)
     form = checked_format(parser.parse_args(argv).format)
     rows = [
-        {"name": each.name, "tests": each.tests, "needs": each.needs, "page": each.page, "sizes": ", ".join(SIZES)}
+        {"name": each.name, "tests": each.tests, "needs": each.needs, "sizes": ", ".join(SIZES)}
         for each in WORKLOADS.values()
     ]
     return table(rows, ("name", "tests", "needs", "sizes"), form)

@@ -26,7 +26,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A named measurement. `tests` says which formula it puts to the test, `needs` what it takes, `page` is the page of that formula.
+    """A named measurement. `tests` says which formula it puts to the test, `needs` what it takes.
 
     `run` yields each row as soon as it is measured; every row that was yielded is kept, however the run ends.
     """
@@ -34,7 +34,6 @@ class Workload:
     name: str
     tests: str
     needs: str
-    page: str
     run: Callable[[Setting], Iterator[Measured]]
 
 
@@ -55,14 +54,12 @@ _TABLE = (
         "decoder-states",
         "ledger of bytes per parameter (fp32, amp, pure-bf16): states of a real decoder after two AdamW steps",
         "any device; 0.1 GB (small) or 3 GB (medium)",
-        "training_memory",
         _decoder_states,
     ),
     Workload(
         "copy-bandwidth",
         "2·N·itemsize bytes moved by a copy over the data sheet's memory bandwidth: Triton's kernel beside torch's",
         "any device; 0.5 GB (small) or 4 GB (medium); Triton's kernel needs a GPU",
-        "compute",
         _copy_bandwidth,
     ),
 )

@@ -14,7 +14,7 @@ from pages.ui import measuring
 from pages.ui.measuring import MeasurePlan, Progress
 from pages.ui.text import plain
 
-_POLL_SECONDS = 0.5
+_POLL_SECONDS = 1.0
 
 
 @st.cache_data(ttl=600, show_spinner="Looking at this machine…")
