@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.launch import is_interpreted
+
 # On a GPU the fastest of these is found once per length and element size. Small blocks keep a consumer card's few
 # multiprocessors evenly busy; large ones give a data-centre card's HBM enough bytes in flight.
 _CONFIGS = [
@@ -17,11 +19,6 @@ _INTERPRETED = [triton.Config({"BLOCK": 1024})]  # Triton's interpreter has no c
 
 # a copy moves bits, so every dtype goes as an integer of its width: NaN payloads, bool and fp8 included
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def is_interpreted() -> bool:
-    """Whether kernels run in Triton's interpreter, on the CPU (TRITON_INTERPRET=1 before the first import of triton)."""
-    return bool(triton.knobs.runtime.interpret)
 
 
 @triton.autotune(configs=_INTERPRETED if is_interpreted() else _CONFIGS, key=["n"])

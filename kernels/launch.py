@@ -1,0 +1,107 @@
+"""What every launcher shares: interpreter or GPU, the choice of configurations, and the checks of what it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+def is_interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, on the CPU (TRITON_INTERPRET=1 before the first import of triton)."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+INTERPRETED: tl.constexpr = tl.constexpr(is_interpreted())  # the same for kernels, settled when they are compiled
+
+Blocks = dict[str, int]
+
+
+def configs(choices: Iterable[tuple[Blocks, int, int]], interpreted: Blocks) -> list[Any]:
+    """Configurations to tune over, each (block sizes, warps, pipeline stages), or the fixed one of the interpreter.
+
+    A choice that needs more shared memory than the GPU has drops out when it is tuned, so a list holds choices for
+    consumer cards (about 99 KiB a multiprocessor) and for data-centre cards (163 to 227 KiB) side by side. The
+    interpreter has no clock to tune by; its blocks are small, so that small tests cross their edges.
+    """
+    if is_interpreted():
+        return [triton.Config(interpreted)]
+    return [triton.Config(blocks, num_warps=warps, num_stages=stages) for blocks, warps, stages in choices]
+
+
+@triton.jit
+def widen(x):  # type: ignore[no-untyped-def]
+    """x as `tl.dot` may have it: the interpreter multiplies bf16 by its bits, so there it becomes fp32, exactly."""
+    if INTERPRETED and x.dtype == tl.bfloat16:
+        x = (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    return x
+
+
+@triton.jit
+def as_fp32(x):  # type: ignore[no-untyped-def]
+    """x in fp32, exactly; the interpreter's own widening of bf16 loses subnormals."""
+    return widen(x).to(tl.float32)
+
+
+@triton.jit
+def narrow(x, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    """fp32 rounded to the nearest `dtype`, ties to even, as a GPU does; the interpreter's own cast to bf16 truncates."""
+    if INTERPRETED and dtype == tl.bfloat16:
+        bits = x.to(tl.float32).to(tl.uint32, bitcast=True)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        rounded = tl.where(x == x, rounded, 0x7FC0)  # NaN stays NaN
+        y = rounded.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        y = x.to(dtype)
+    return y
+
+
+def names(dtypes: Iterable[torch.dtype]) -> str:
+    """The dtypes as a message lists them: `bfloat16, float16`."""
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+
+
+def check(
+    name: str,
+    x: Tensor,
+    *,
+    dims: int | None = None,
+    shape: tuple[int, ...] | None = None,
+    dtypes: tuple[torch.dtype, ...] | None = None,
+    like: tuple[str, Tensor] | None = None,
+) -> None:
+    """ValueError unless x is contiguous and has the dimensions, shape, dtype and device that are asked for.
+
+    `like` names another argument, whose device x must share; without it x must be on a GPU, or on the CPU in the
+    interpreter. The message states the rule and what was given.
+    """
+    if dims is not None and x.dim() != dims:
+        raise ValueError(f"{name} must have {dims} dimensions; its shape is {tuple(x.shape)}")
+    if shape is not None and tuple(x.shape) != shape:
+        raise ValueError(f"{name} must have shape {shape}; its shape is {tuple(x.shape)}")
+    if dtypes is not None and x.dtype not in dtypes:
+        rule = names(dtypes) if len(dtypes) == 1 else f"one of {names(dtypes)}"
+        raise ValueError(f"{name} must be {rule}; it is {names([x.dtype])}")
+    if not x.is_contiguous():
+        raise ValueError(f"{name} must be contiguous; its shape is {tuple(x.shape)}, its strides {tuple(x.stride())}")
+    if like is None:
+        check_device(name, x)
+    elif x.device != like[1].device:
+        raise ValueError(f"{name} must be on {like[1].device}, where {like[0]} is; it is on {x.device}")
+
+
+def check_device(name: str, x: Tensor) -> None:
+    """ValueError unless kernels can reach x: on a GPU, or on the CPU in the interpreter."""
+    if x.device.type != "cuda" and not is_interpreted():
+        raise ValueError(
+            f"{name} must be on a GPU; it is on {x.device} (set TRITON_INTERPRET=1 before importing triton to run there)"
+        )
+
+
+def power_of_2(n: int, least: int = 1) -> int:
+    """The smallest power of two that is at least n and `least`: a block's edge that covers n elements."""
+    return max(least, int(triton.next_power_of_2(max(n, 1))))

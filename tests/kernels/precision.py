@@ -1,0 +1,29 @@
+"""How far a result lies from the float64 one, held against how far plain PyTorch lies in the same dtype."""
+
+import math
+
+import torch
+
+
+def error(found, true):
+    """Root mean square of found - true over that of true, in float64; NaN when a poisoned element was never written."""
+    found, true = found.detach().cpu().double(), true.detach().cpu().double()
+    assert found.shape == true.shape
+    size = true.pow(2).mean().sqrt().item()
+    off = (found - true).pow(2).mean().sqrt().item()
+    return off / size if size else off
+
+
+def assert_as_accurate(found, reference, true, multiple=1.5, epsilon=1e-7):
+    """`found` errs at most `multiple` times as much as `reference` does, plus half a unit of fp32 (`epsilon`)."""
+    assert found.dtype == reference.dtype, (found.dtype, reference.dtype)
+    assert true.dtype == torch.float64
+    ours, theirs = error(found, true), error(reference, true)
+    assert math.isfinite(theirs), "the reference itself has NaN or infinity"
+    assert ours <= multiple * theirs + epsilon, f"error ratio {ours:.3e}, PyTorch's {theirs:.3e}"
+
+
+def normal(*shape, dtype=torch.float32, device="cpu", seed=0, scale=1.0):
+    """Normal random numbers, the same on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=generator) * scale).to(dtype).to(device)
