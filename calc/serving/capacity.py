@@ -55,7 +55,10 @@ def logical(plan: ServingPlan, gpu: Gpu | None, cache: Cache, loads: tuple[Load,
     rooms = [(load, budget) for load in loads if (budget := budget_of(plan, gpu, load)) is not None]
     if not rooms:
         return Capacity(None, None, None, None, None)
-    held = [cache.tokens_held(load.counts, max(0, budget), plan.concurrency) for load, budget in rooms]
+    tightest: dict[tuple[int, ...], int] = {}  # stages with the same layers differ in their budget alone
+    for load, budget in rooms:
+        tightest[load.counts] = min(tightest.get(load.counts, budget), budget)
+    held = [cache.tokens_held(counts, max(0, budget), plan.concurrency) for counts, budget in tightest.items()]
     tokens = min((count for count in held if count is not None), default=None)
     concurrency = min((max(0, budget) / load.sequence for load, budget in rooms if load.sequence), default=None)
     return Capacity(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from calc.breakdown import Component
 from calc.hardware import Gpu
@@ -49,21 +50,22 @@ def stage_layers(layers: int, stages: int) -> tuple[range, ...]:
 
 def loads(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, stored: StoredWeights, cache: Cache) -> tuple[Load, ...]:
     """The load of every stage."""
-    found = []
-    for stage, layers in enumerate(stage_layers(spec.num_hidden_layers, plan.pp)):
-        counts = kind_counts(spec, layers)
-        last = layers.stop == spec.num_hidden_layers
-        found.append(
-            Load(
-                stage,
-                layers,
-                counts,
-                stored.stage_bytes(layers, plan.pp),
-                cache.sequence_bytes(counts, plan.context),
-                activations(spec, plan, gpu, last),
-            )
-        )
-    return tuple(found)
+    within, at_end = activations(spec, plan, gpu, last=False), activations(spec, plan, gpu, last=True)
+    stages = _stages(spec, stored, plan.pp)
+    sequence = {counts: cache.sequence_bytes(counts, plan.context) for _, counts, _ in stages}
+    return tuple(
+        Load(stage, layers, counts, weights, sequence[counts], at_end if stage == plan.pp - 1 else within)
+        for stage, (layers, counts, weights) in enumerate(stages)
+    )
+
+
+@lru_cache(maxsize=128)
+def _stages(spec: ModelSpec, stored: StoredWeights, pp: int) -> tuple[tuple[range, tuple[int, ...], int], ...]:
+    """(layers, layers of each kind, bytes of weights) of each stage; specs and weights hash by identity."""
+    return tuple(
+        (layers, kind_counts(spec, layers), stored.stage_bytes(layers, pp))
+        for layers in stage_layers(spec.num_hidden_layers, pp)
+    )
 
 
 def kind_counts(spec: ModelSpec, layers: range) -> tuple[int, ...]:

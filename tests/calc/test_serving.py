@@ -236,7 +236,7 @@ def test_bad_input_names_the_field(plan, says):
 def test_an_answer_takes_under_a_millisecond():
     spec = load("deepseek-v3")
     serve(spec, ServingPlan(), H100)
-    started = time.perf_counter()
+    started = time.process_time()
     for context in range(1000, 1200):
         serve(spec, ServingPlan(context=context), H100)
-    assert (time.perf_counter() - started) / 200 < 2e-3  # twice the target, for a busy machine
+    assert (time.process_time() - started) / 200 < 1e-3
