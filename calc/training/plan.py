@@ -35,7 +35,6 @@ def _names(value: object) -> object:
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
-_DEGREE = Field(default=1, ge=1, le=65536)
 
 
 class TrainingPlan(BaseModel):
@@ -47,38 +46,59 @@ class TrainingPlan(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    seq: int = Field(default=4096, ge=1, le=2**24)
-    micro_batch: int = Field(default=1, ge=1, le=2**20)
-    global_batch: int | None = Field(default=None, ge=1, le=2**30)
-    dp: int = _DEGREE
-    tp: int = Field(default=1, ge=1, le=1024)
-    pp: int = Field(default=1, ge=1, le=1024)
-    cp: int = Field(default=1, ge=1, le=4096)
-    ep: int = Field(default=1, ge=1, le=4096)
-    dp_replicate: int = _DEGREE
-    zero: int = Field(default=0, ge=0, le=3)
-    reshard_after_forward: bool = True
-    sequence_parallel: bool | None = None
-    recipe: Recipe = "pure-bf16"
-    optimizer: Optimizer = "adamw"
-    optimizer_kernel: Literal["foreach", "fused", "loop"] = "foreach"
-    recompute: Literal["none", "selective", "full"] = "none"
-    attention: Literal["sdpa", "flash", "eager"] = "sdpa"
-    dropout: Literal["config", "off"] = "config"
-    implementation: Literal["hf", "liger", "torchtitan", "fused", "paper"] = "hf"
-    loss: Literal["full", "chunked", "fused"] = "full"
-    schedule: Schedule = "1f1b"
-    virtual_stages: int = Field(default=1, ge=1, le=256)
-    method: Literal["full", "lora", "dora", "qlora"] = "full"
-    lora_rank: int = Field(default=8, ge=1, le=65536)
-    lora_targets: Names = ()
-    objective: Literal["pretrain", "sft", "dpo", "ppo", "grpo"] = "pretrain"
-    offload: Literal["none", "optimizer", "parameters"] = "none"
-    nvme: bool = False
-    context_mib: float | None = Field(default=None, ge=0, le=1_000_000)
-    nccl_mib: float | None = Field(default=None, ge=0, le=1_000_000)
-    workspace_mib: float | None = Field(default=None, ge=0, le=1_000_000)
-    fragmentation_percent: float | None = Field(default=None, ge=0, le=1000)
+    seq: int = Field(4096, ge=1, le=2**24, description="sequence length in tokens")
+    micro_batch: int = Field(1, ge=1, le=2**20, description="sequences in one micro-batch")
+    global_batch: int | None = Field(
+        None, ge=1, le=2**30, description="sequences in one optimizer step; left out: micro-batch · dp"
+    )
+    dp: int = Field(1, ge=1, le=2**20, description="data-parallel ranks")
+    tp: int = Field(1, ge=1, le=1024, description="tensor-parallel ranks")
+    pp: int = Field(1, ge=1, le=1024, description="pipeline stages")
+    cp: int = Field(1, ge=1, le=4096, description="context-parallel ranks: each holds seq / cp tokens")
+    ep: int = Field(1, ge=1, le=4096, description="expert-parallel ranks, inside dp · cp")
+    dp_replicate: int = Field(1, ge=1, le=2**20, description="data-parallel ranks that hold equal shards (HSDP)")
+    zero: int = Field(0, ge=0, le=3, description="ZeRO: 1 shards the optimizer, 2 gradients too, 3 (FSDP) weights too")
+    reshard_after_forward: bool = Field(True, description="free gathered weights after the forward (ZeRO-3)")
+    sequence_parallel: bool | None = Field(
+        None, description="divide the sequence between TP blocks; left out: on with tp > 1"
+    )
+    recipe: Recipe = Field("pure-bf16", description="number formats of weights, gradients and states")
+    optimizer: Optimizer = Field("adamw", description="the optimizer")
+    optimizer_kernel: Literal["foreach", "fused", "loop"] = Field(
+        "foreach", description="PyTorch's implementation of the optimizer step"
+    )
+    recompute: Literal["none", "selective", "full"] = Field(
+        "none", description="activations that the backward computes again"
+    )
+    attention: Literal["sdpa", "flash", "eager"] = Field("sdpa", description="the attention program")
+    dropout: Literal["config", "off"] = Field("config", description="the config's dropout, or none")
+    implementation: Literal["hf", "liger", "torchtitan", "fused", "paper"] = Field(
+        "hf",
+        description="whose program: transformers, Megatron with Transformer Engine, or arXiv 2205.05198",
+    )
+    loss: Literal["full", "chunked", "fused"] = Field(
+        "full", description="cross-entropy: full logits, chunked, or fused with the head"
+    )
+    schedule: Schedule = Field("1f1b", description="pipeline schedule")
+    virtual_stages: int = Field(1, ge=1, le=256, description="chunks of the model on a pipeline stage")
+    method: Literal["full", "lora", "dora", "qlora"] = Field("full", description="full training or adapters")
+    lora_rank: int = Field(8, ge=1, le=65536, description="rank r of the adapters")
+    lora_targets: Names = Field(
+        (), description="modules with adapters, with commas, or all-linear; left out: q_proj,v_proj"
+    )
+    objective: Literal["pretrain", "sft", "dpo", "ppo", "grpo"] = Field(
+        "pretrain", description="what the step optimises"
+    )
+    offload: Literal["none", "optimizer", "parameters"] = Field("none", description="what lives in host memory")
+    nvme: bool = Field(False, description="offload to NVMe")
+    context_mib: float | None = Field(
+        None, ge=0, le=1_000_000, description="CUDA context in MiB; left out: the sourced default"
+    )
+    nccl_mib: float | None = Field(None, ge=0, le=1_000_000, description="NCCL buffers of one process group in MiB")
+    workspace_mib: float | None = Field(None, ge=0, le=1_000_000, description="cuBLAS workspace in MiB")
+    fragmentation_percent: float | None = Field(
+        None, ge=0, le=1000, description="reserved beyond allocated, in percent of the peak"
+    )
 
     @model_validator(mode="after")
     def _rules(self) -> Self:
@@ -207,9 +227,6 @@ def check(plan: TrainingPlan, spec: ModelSpec) -> None:
         raise InputError(f"{product} must be at most num_hidden_layers ({layers})", "pp")
     if plan.ep > 1 and not any(isinstance(kind.feed_forward, MoE) for kind in spec.layers.kinds):
         raise InputError.of("ep", plan.ep, f"{spec.name} has no experts, so it must be 1")
-    limit = spec.max_position_embeddings
-    if limit and plan.seq > limit and len(spec.embeddings) > 1:
-        raise InputError(f"seq ({plan.seq}) must be at most max_position_embeddings ({limit})", "seq")
 
 
 def _kv_heads(spec: ModelSpec) -> Iterator[int]:

@@ -116,7 +116,7 @@ BAD = [
     (["params", "gpt2", "--rank", "8"], 2, "--rank"),
     (["params", "gpt2", "--format", "xml"], 2, "table, json, csv, markdown"),
     (["params"], 2, "MODEL"),
-    (["train", "llama-2-7b", "--tp", "3"], 2, "tp (3) must divide num_attention_heads (32)"),
+    (["train", "llama-2-7b", "--tp", "64"], 2, "tp (64) must divide num_attention_heads (32)"),
     (["train", "llama-2-7b", "--gpu", "h100"], 2, "h100-sxm-80gb"),
     (["train", "llama-2-7b", "--gpu-memory-gib", "-4"], 2, "--gpu-memory-gib: -4.0"),
     (["train", "llama-2-7b", "--recipe", "fp7"], 2, "--recipe: 'fp7'"),

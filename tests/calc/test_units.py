@@ -25,7 +25,7 @@ def test_gib_and_gb_are_never_mixed():
         (show_flops(175.57e12), "175.57 TFLOP"),
         (show_seconds(0.00025), "250.00 µs"),
         (show_seconds(7200), "2.00 h"),
-        (show_seconds(0.0), "0.0 ns"),
+        (show_seconds(0.0), "0 s"),
     ],
 )
 def test_values_are_shown_with_their_unit(shown, expected):
