@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -231,12 +230,3 @@ BAD = [
 def test_bad_input_names_the_field(plan, says):
     with pytest.raises(InputError, match=says):
         serve(load("meta-llama-3.1-70b"), validated(ServingPlan, plan))
-
-
-def test_an_answer_takes_under_a_millisecond():
-    spec = load("deepseek-v3")
-    serve(spec, ServingPlan(), H100)
-    started = time.process_time()
-    for context in range(1000, 1200):
-        serve(spec, ServingPlan(context=context), H100)
-    assert (time.process_time() - started) / 200 < 1e-3
