@@ -34,7 +34,7 @@ COLUMNS: Final = (
 )
 SCHEMA: Final = 1  # PRAGMA user_version of the files that this program writes
 APPLICATION: Final = 0x504C4D42  # PRAGMA application_id, "PLMB": tells our files from other programs'
-LARGEST_LIST: Final = 10_000  # rows that one call of `Records.rows` gives at most
+LARGEST_LIST: Final = 10_000  # rows, or runs, that one call gives at most
 _WAIT_SECONDS: Final = 10.0  # for another process's write to end
 _FILE: Final = "results.sqlite3"
 # numbers have no declared type: SQLite then keeps an exact integer an integer
@@ -144,8 +144,11 @@ class Records:
             connection.execute("UPDATE runs SET outcome = ?, message = ? WHERE id = ?", (outcome, message, run))
 
     def runs(self) -> list[Run]:
-        """Every run, newest first; none when there is no file yet."""
-        query = "SELECT id, workload, started, options, environment, outcome, message FROM runs ORDER BY rowid DESC"
+        """The newest LARGEST_LIST runs, newest first; none when there is no file yet."""
+        query = (
+            "SELECT id, workload, started, options, environment, outcome, message FROM runs "
+            f"ORDER BY rowid DESC LIMIT {LARGEST_LIST}"
+        )
         return [
             Run(run, workload, started, json.loads(options), json.loads(environment), outcome, message)
             for run, workload, started, options, environment, outcome, message in self._read(query, ())

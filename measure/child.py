@@ -27,9 +27,7 @@ from measure.run_options import RunOptions
 from measure.workloads import WORKLOADS, Setting
 
 _POLL_SECONDS = 0.2
-_GRACE_SECONDS = (
-    30  # beyond the time limit, which the runner enforces, until this process ends itself whatever it is doing
-)
+_GRACE_SECONDS = 30  # beyond the time limit, which the runner enforces: then this process ends itself
 _NO_MEMORY = ("can't allocate memory", "out of memory", "Cannot allocate memory")  # what torch and CUDA say
 
 Tell = Callable[..., None]
@@ -57,8 +55,11 @@ def _teller() -> Tell:
     os.dup2(2, 1)
 
     def tell(event: str, **values: Any) -> None:
-        pipe.write(json.dumps({"event": event, **values}) + "\n")
-        pipe.flush()
+        try:
+            pipe.write(json.dumps({"event": event, **values}) + "\n")
+            pipe.flush()
+        except BrokenPipeError:  # who listened is gone
+            os.killpg(0, signal.SIGKILL)
 
     return tell
 
