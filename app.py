@@ -1,20 +1,22 @@
 """Plumbline's entry point: page set-up, navigation, the shared sidebar. `streamlit run app.py` serves it."""
 
-from types import ModuleType
+from pathlib import Path
 
 import streamlit as st
-from streamlit.navigation.page import Page
 
-from pages import compute, measure, parameters, pipeline, start
+from pages import compute, kv_cache, measure, parameters, pipeline, start, training
 from pages.ui import address, measuring, memory, sidebar
+from pages.ui.page import page_of
 
-PAGES = (start, parameters, compute, pipeline, *((measure,) if measuring.is_offered() else ()))
+PAGES = (start, parameters, training, kv_cache, compute, pipeline, *((measure,) if measuring.is_offered() else ()))
+
+_ICON = Path(__file__).parent / "pages" / "ui" / "icon.svg"
 
 
 def main() -> None:
     """One run of the app: set up, see which page is asked for, draw the sidebar and the page."""
-    st.set_page_config("Plumbline", ":material/straighten:", "wide")
-    pages = {_page(page): page for page in PAGES}
+    st.set_page_config("Plumbline", str(_ICON), "wide")
+    pages = {page_of(page, default=page is start): page for page in PAGES}
     chosen = st.navigation(list(pages))
     every = [page.PLANS for page in PAGES]
     address.check(every)
@@ -22,12 +24,6 @@ def main() -> None:
     sidebar.draw()
     st.title(chosen.title)
     chosen.run()
-
-
-def _page(page: ModuleType) -> Page:
-    """The page at the URL of its file's name; the start page also answers at /."""
-    name = page.__name__.rpartition(".")[2]
-    return st.Page(page.render, title=page.TITLE, icon=page.ICON, url_path=name, default=page is start)
 
 
 if __name__ == "__main__":

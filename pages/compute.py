@@ -9,23 +9,7 @@ TITLE, ICON = "Compute", ":material/speed:"
 PLANS = (ComputePlan,)
 
 
-def render() -> None:
-    show(
-        Question(
-            command="compute",
-            intro="FLOPs of training, exact for causal and for full attention with 6ND beside them; and the time, cost and energy that they take.",
-            groups={
-                "": ("seq", "tokens", "gpus", "mfu"),
-                "Precision and recomputation": ("dtype", "recompute", "gpu_hours"),
-                "Price, power and carbon": ("price_per_gpu_hour", "power_utilization", "pue", "grid_intensity"),
-            },
-            headline=_headline,
-            charts=_charts,
-        )
-    )
-
-
-def _headline(answer: ComputeAnswer, numbers: Numbers) -> list[Metric]:
+def headline(answer: ComputeAnswer, numbers: Numbers) -> list[Metric]:
     causal, full = answer.causal, answer.full
     return [
         Metric(
@@ -64,6 +48,23 @@ def _charts(answer: ComputeAnswer, numbers: Numbers, key: str) -> None:
         "6ND": [("6ND", answer.causal.six_nd_flops)],
     }
     charts.stacked(rows, "FLOPs", numbers, f"{key}stacked")
+
+
+QUESTION = Question(
+    command="compute",
+    intro="FLOPs of training, exact for causal and for full attention with 6ND beside them; and the time, cost and energy that they take.",
+    groups={
+        "": ("seq", "tokens", "gpus", "mfu"),
+        "Precision and recomputation": ("dtype", "recompute", "gpu_hours"),
+        "Price, power and carbon": ("price_per_gpu_hour", "power_utilization", "pue", "grid_intensity"),
+    },
+    headline=headline,
+    charts=_charts,
+)
+
+
+def render() -> None:
+    show(QUESTION)
 
 
 if __name__ == "__main__":

@@ -9,19 +9,7 @@ TITLE, ICON = "Parameters", ":material/account_tree:"
 PLANS = (ParametersPlan,)
 
 
-def render() -> None:
-    show(
-        Question(
-            command="params",
-            intro="Every parameter of the model, counted exactly from its config, by component.",
-            groups={"": ("lora_rank", "lora_targets")},
-            headline=_headline,
-            charts=_charts,
-        )
-    )
-
-
-def _headline(answer: ParameterAnswer, numbers: Numbers) -> list[Metric]:
+def headline(answer: ParameterAnswer, numbers: Numbers) -> list[Metric]:
     total, active, embedding, trainable = answer.total, answer.active, answer.embedding, answer.trainable
     return [
         Metric("Parameters", numbers.show(total, "parameters"), f"{total:,}"),
@@ -41,6 +29,19 @@ def _headline(answer: ParameterAnswer, numbers: Numbers) -> list[Metric]:
 
 def _charts(answer: ParameterAnswer, numbers: Numbers, key: str) -> None:
     charts.stacked({answer.spec.name: parts(answer.breakdown)}, "parameters", numbers, f"{key}stacked")
+
+
+QUESTION = Question(
+    command="params",
+    intro="Every parameter of the model, counted exactly from its config, by component.",
+    groups={"": ("lora_rank", "lora_targets")},
+    headline=headline,
+    charts=_charts,
+)
+
+
+def render() -> None:
+    show(QUESTION)
 
 
 if __name__ == "__main__":

@@ -9,22 +9,7 @@ TITLE, ICON = "Pipeline", ":material/view_timeline:"
 PLANS = (PipelinePlan,)
 
 
-def render() -> None:
-    show(
-        Question(
-            command="pipeline",
-            intro="One training step of a pipeline, simulated operation by operation: how busy the stages are, where they wait, what they hold.",
-            groups={
-                "": ("schedule", "stages", "microbatches", "virtual_stages"),
-                "Times of one micro-batch through one chunk": ("forward", "backward_input", "backward_weight"),
-            },
-            headline=_headline,
-            charts=_charts,
-        )
-    )
-
-
-def _headline(answer: PipelineAnswer, numbers: Numbers) -> list[Metric]:
+def headline(answer: PipelineAnswer, numbers: Numbers) -> list[Metric]:
     return [
         Metric("Utilisation", numbers.percent(answer.utilization), "Work over stages · makespan"),
         Metric(
@@ -54,6 +39,22 @@ def _headline(answer: PipelineAnswer, numbers: Numbers) -> list[Metric]:
 def _charts(answer: PipelineAnswer, numbers: Numbers, key: str) -> None:
     charts.timeline(answer.timeline, answer.plan.stages, answer.makespan, f"{key}timeline")
     closed_forms([(form, answer.simulated(form.quantity)) for form in answer.closed_forms])
+
+
+QUESTION = Question(
+    command="pipeline",
+    intro="One training step of a pipeline, simulated operation by operation: how busy the stages are, where they wait, what they hold.",
+    groups={
+        "": ("schedule", "stages", "microbatches", "virtual_stages"),
+        "Times of one micro-batch through one chunk": ("forward", "backward_input", "backward_weight"),
+    },
+    headline=headline,
+    charts=_charts,
+)
+
+
+def render() -> None:
+    show(QUESTION)
 
 
 if __name__ == "__main__":

@@ -24,13 +24,18 @@ _LEGEND = {
 Rows = Mapping[str, Sequence[tuple[str, float]]]
 
 
+def title(text: str) -> None:
+    """The line above a chart."""
+    st.markdown(f"**{text}**")
+
+
 def stacked(rows: Rows, unit: str, numbers: Numbers, key: str, limit: tuple[str, float] | None = None) -> None:
     """A stacked bar for each row, of named parts; a part has one colour in all. `limit` is a line across: its name and value."""
     most = max(sum(value for _, value in parts) for parts in rows.values())
     scale, suffix = _scale(unit, numbers, max(most, limit[1] if limit else 0))
     data = [segment for row, parts in rows.items() for segment in _segments(row, parts, unit, numbers, scale)]
     spec = {
-        "height": {"step": _ROW} if len(rows) > 1 else _ROW,
+        "height": {"step": _ROW},
         "encoding": {
             "y": {"field": "row", "type": "nominal", "sort": None, "title": None, "axis": _names(len(rows) > 1)}
         },
@@ -49,6 +54,7 @@ def _segments(
 
 
 def _bars(names: Sequence[str], suffix: str) -> dict[str, Any]:
+    parts = list(dict.fromkeys(names))
     return {
         "mark": {"type": "bar", "height": {"band": 0.78}},
         "encoding": {
@@ -63,8 +69,8 @@ def _bars(names: Sequence[str], suffix: str) -> dict[str, Any]:
                 "field": "part",
                 "type": "nominal",
                 "sort": None,
-                "scale": {"domain": list(dict.fromkeys(names))},
-                "legend": _LEGEND,
+                "scale": {"domain": parts},
+                "legend": _LEGEND if len(parts) > 1 else None,
             },
             "tooltip": {"field": "shown"},
         },
@@ -76,7 +82,8 @@ def _limit(limit: tuple[str, float] | None, unit: str, numbers: Numbers, scale: 
     if limit is None:
         return []
     name, value = limit
-    at = {"x": {"datum": value / scale}, "y": None}
+    once: dict[str, Any] = {"values": [{}]}
+    at: dict[str, Any] = {"x": {"datum": value / scale}, "y": None}
     text = {
         "type": "text",
         "text": f"{name}: {numbers.show(value, unit)}",
@@ -86,8 +93,8 @@ def _limit(limit: tuple[str, float] | None, unit: str, numbers: Numbers, scale: 
         "color": _RED,
     }
     return [
-        {"mark": {"type": "rule", "strokeDash": [5, 4], "strokeWidth": 2, "color": _RED}, "encoding": at},
-        {"mark": text, "encoding": at},
+        {"data": once, "mark": {"type": "rule", "strokeDash": [5, 4], "strokeWidth": 2, "color": _RED}, "encoding": at},
+        {"data": once, "mark": text, "encoding": at},
     ]
 
 

@@ -11,10 +11,12 @@ import streamlit as st
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from calc.commands import choices, flag, is_switch
+from calc.commands import choices, is_switch
 from calc.errors import validated
 from calc.units import show_count
 from pages.ui.looks import LOOKS, Look
+
+Groups = Mapping[str, Sequence[str]]
 
 _AUTO, _ON, _OFF = "auto", "on", "off"
 _SWITCH = {_AUTO: None, _ON: True, _OFF: False}
@@ -22,21 +24,48 @@ _LARGEST = 2**53 - 1  # what a browser's number holds exactly
 _WIDTH = 171  # pixels of one widget; a row holds as many as fit
 
 
-def ask_plan(plan: type[BaseModel], groups: Mapping[str, Sequence[str]], prefix: str = "") -> BaseModel:
-    """The plan that the widgets describe. `groups` orders its fields; the group "" is always open, the rest fold away.
+def ask_plan(plan: type[BaseModel], groups: Groups, prefix: str = "") -> BaseModel:
+    """The plan that the widgets describe. InputError when its fields do not go together."""
+    return validated(plan, ask_all([plan], groups, prefix))
 
-    Fields that no group names come last. InputError when they do not go together.
-    """
-    values: dict[str, Any] = {}
+
+def ask_all(plans: Sequence[type[BaseModel]], groups: Groups, prefix: str = "") -> dict[str, Any]:
+    """The values of the fields of the plans, each asked once. `groups` orders them: "" is open, the others fold away, and so
+    do a single plan's fields that no group names."""
+    fields = fields_of(plans)
     named = {name for names in groups.values() for name in names}
-    others = [name for name in plan.model_fields if name not in named]
-    for title, names in [*groups.items(), ("More", others)]:
-        known = [name for name in names if name in plan.model_fields]
-        if known:
-            box = st.expander(title) if title else st.container()
-            with box.container(horizontal=True, gap="small"):
-                values |= {name: ask(name, plan.model_fields[name], prefix) for name in known}
-    return validated(plan, values, lambda name: flag(name)[2:].replace("-", "_"))
+    others = [name for name in fields if name not in named] if len(plans) == 1 else []
+    folded = {title: names for title, names in [*groups.items(), ("Other", others)] if title and names}
+    values = _row(fields, groups.get("", ()), prefix)
+    if folded:
+        with st.expander("More options", icon=":material/tune:"):
+            for tab, names in zip(st.tabs(list(folded)), folded.values(), strict=True):
+                with tab:
+                    values |= _row(fields, names, prefix)
+    return values
+
+
+def fields_of(plans: Sequence[type[BaseModel]]) -> dict[str, FieldInfo]:
+    """The fields of the plans by name; of several with one name, the first plan's."""
+    return {name: field for plan in reversed(plans) for name, field in plan.model_fields.items()}
+
+
+def meaning(field: FieldInfo) -> tuple[str, str]:
+    """What two fields of one name must share for one widget to hold both: type and default."""
+    return str(field.annotation), repr(field.default)
+
+
+def made(plan: type[BaseModel], values: Mapping[str, Any], asked: Mapping[str, FieldInfo]) -> BaseModel:
+    """The plan of the values that were asked for in its meaning; its other fields keep their defaults."""
+    own = {name: field for name, field in plan.model_fields.items() if name in values}
+    return validated(
+        plan, {name: values[name] for name, field in own.items() if meaning(field) == meaning(asked[name])}
+    )
+
+
+def _row(fields: Mapping[str, FieldInfo], names: Sequence[str], prefix: str) -> dict[str, Any]:
+    with st.container(horizontal=True, gap="small"):
+        return {name: ask(name, fields[name], prefix) for name in names if name in fields}
 
 
 def refusal(plan: type[BaseModel], name: str, text: str) -> str:
@@ -81,6 +110,8 @@ def _options(field: FieldInfo, look: Look) -> tuple[str, ...]:
 
 def written(field: FieldInfo, value: Any) -> str:
     """A value as the field's widget writes it into the URL."""
+    if value is None:
+        return _AUTO if choices(field) or is_switch(field) else ""
     if isinstance(value, bool):
         return next(name for name, meant in _SWITCH.items() if meant is value) if _unset(field) else str(value).lower()
     if isinstance(value, tuple):

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import streamlit as st
 from pydantic import BaseModel
 
+from pages.ui.fields import meaning
 from pages.ui.scenario import PREFIXES
 
 _OPEN, _KEPT = "open plans", "kept values"
@@ -42,8 +43,8 @@ def _keys(plan: type[BaseModel], names: set[str]) -> list[str]:
 
 def _differing(plans: set[type[BaseModel]]) -> set[str]:
     """Names that two plans define with different types or defaults."""
-    found: dict[str, set[str]] = {}
+    found: dict[str, set[tuple[str, str]]] = {}
     for plan in plans:
         for name, field in plan.model_fields.items():
-            found.setdefault(name, set()).add(f"{field.annotation} = {field.default!r}")
+            found.setdefault(name, set()).add(meaning(field))
     return {name for name, meanings in found.items() if len(meanings) > 1}

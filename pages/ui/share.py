@@ -1,31 +1,36 @@
-"""A scenario to take away: as a link, and as the equal command."""
+"""A scenario to take away as a link."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
 import streamlit as st
-from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from pages.ui.fields import written
 from pages.ui.looks import CUSTOM
+from pages.ui.scenario import PREFIXES
+
+Asked = Mapping[str, FieldInfo]  # what widgets ask, by key
 
 
-def link(models: Sequence[tuple[str, BaseModel]]) -> None:
-    """The page's address with every value that is not a default. `models` are what the widgets hold, each with its prefix."""
-    values = {prefix + name: value for prefix, model in models for name, value in changed(model).items()}
+def link(asked: Asked) -> None:
+    """The page's address with every widget's value that is not its default, right or wrong."""
+    values = changed(asked)
     place = urlsplit(st.context.url or "")
-    st.code(urlunsplit((place.scheme, place.netloc, place.path, urlencode(values), "")), language=None, wrap_lines=True)
-    if CUSTOM in (values.get("model"), values.get("b_model")):
-        st.caption("A config.json of your own does not fit in a link: whoever opens it is asked for the file.")
+    with st.expander("This scenario as a link", icon=":material/link:"):
+        st.code(
+            urlunsplit((place.scheme, place.netloc, place.path, urlencode(values), "")), language=None, wrap_lines=True
+        )
+        if CUSTOM in [values.get(f"{prefix}model") for prefix in PREFIXES]:
+            st.caption(
+                "A config.json of your own does not fit in a link: whoever opens this one is asked for the file."
+            )
 
 
-def changed(model: BaseModel) -> dict[str, str]:
-    """The fields that differ from their defaults, as a URL writes them."""
-    values = {}
-    for name, field in type(model).model_fields.items():
-        value = getattr(model, name)
-        if value != field.get_default(call_default_factory=True):
-            values[name] = written(field, value)
-    return values
+def changed(asked: Asked) -> dict[str, str]:
+    """What the widgets hold where it differs from their defaults, as the URL writes it."""
+    held = {key: written(field, st.session_state[key]) for key, field in asked.items() if key in st.session_state}
+    defaults = {key: written(field, field.get_default(call_default_factory=True)) for key, field in asked.items()}
+    return {key: text for key, text in held.items() if text != defaults[key]}

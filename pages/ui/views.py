@@ -12,6 +12,8 @@ import streamlit as st
 from calc.breakdown import Breakdown, Component, Formula, Row
 from calc.commands import Answer
 from calc.pipeline import ClosedForm
+from calc.training import TrainingAnswer
+from calc.training.overhead import overhead
 from calc.units import show_bytes_decimal, show_value
 from pages.ui.text import plain
 
@@ -23,6 +25,15 @@ class Metric:
     label: str
     value: str
     help: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether it fits (None: unknown), what, and by how much."""
+
+    fits: bool | None
+    what: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +60,23 @@ class Numbers:
         """A ratio."""
         return "unknown" if value is None else f"{value:.1%}"
 
+    def ratio(self, value: float | None) -> str:
+        """How many times."""
+        return "unknown" if value is None else f"{value:.3g}×"
+
+
+_SAID = {
+    True: (st.success, "fits"),
+    False: (st.error, "does not fit"),
+    None: (st.info, "cannot be told without the GPU's memory"),
+}
+
+
+def verdict(found: Verdict) -> None:
+    """Fits or does not, in one line."""
+    box, said = _SAID[found.fits]
+    box(f"**{found.what} {said}**: {found.why}")
+
 
 def headline(figures: Sequence[Metric]) -> None:
     """The answer first: a row of figures that wraps where the screen is narrow."""
@@ -62,7 +90,7 @@ def table(breakdown: Breakdown, numbers: Numbers) -> None:
     rows = breakdown.rows()
     frame = pd.DataFrame(
         {
-            "Part": [_short(row.path) for row in rows],
+            "Part": [_short(row.path, breakdown) for row in rows],
             "Value": [numbers.show(row.value, breakdown.unit) for row in rows],
             "Share": [row.value / breakdown.total if breakdown.total else 0.0 for row in rows],
             f"Exact {breakdown.unit}": [_exact(row.value) for row in rows],
@@ -80,9 +108,9 @@ def _exact(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.12g}"
 
 
-def _short(path: str) -> str:
+def _short(path: str, breakdown: Breakdown) -> str:
     """A path for reading, without the name of the whole."""
-    return _spaced(path.partition("/")[2] or path)
+    return _spaced(path.removeprefix(f"{breakdown.root.name}/"))
 
 
 def _spaced(path: str) -> str:
@@ -91,7 +119,7 @@ def _spaced(path: str) -> str:
 
 def formulas(breakdown: Breakdown, numbers: Numbers, key: str) -> None:
     """The formula of the leaf that the user picks, in letters and with the user's numbers, with its source."""
-    rows = {_short(row.path): row for row in breakdown.rows() if row.component.formula}
+    rows = {_short(row.path, breakdown): row for row in breakdown.rows() if row.component.formula}
     with st.expander("Show the formula", icon=":material/function:"):
         if rows:
             row = rows[st.selectbox("Part", list(rows), key=f"{key}formula of")]
@@ -184,3 +212,23 @@ def parts(breakdown: Breakdown, most: int = 9) -> list[tuple[str, float]]:
         prefix = f"{path}/" if path else ""
         found[at : at + 1] = [(prefix + child.name, child, copies * part.count) for child in part.children]
     return [(_spaced(path), part.total * copies) for path, part, copies in found if part.total]
+
+
+def parts_below(breakdown: Breakdown) -> list[tuple[str, float]]:
+    """The parts right below the whole."""
+    return [(_spaced(part.name), part.total) for part in breakdown.root.children]
+
+
+_BESIDE = {"context": "CUDA context", "nccl": "NCCL", "workspace": "workspace", "fragmentation": "fragmentation"}
+
+
+def held_by_stage(answer: TrainingAnswer, most: int = 16) -> dict[str, list[tuple[str, float]]]:
+    """What one device of each stage holds at its highest point, with what lies beside its tensors; the first `most` stages."""
+    rows = {}
+    for memory in answer.stages[:most]:
+        tensors = [(_spaced(part.name), part.total) for part in memory.components()]
+        beside = overhead(answer.plan, answer.gpu, memory.peak[1].bytes)._asdict()
+        rows[f"stage {memory.stage.rank}"] = tensors + [
+            (_BESIDE[name], value) for name, value in beside.items() if value
+        ]
+    return rows

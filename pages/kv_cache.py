@@ -1,0 +1,96 @@
+"""How big the KV cache is, and how many tokens the GPU's leftover holds."""
+
+from calc.serving import ServingAnswer, ServingPlan
+from pages.ui import charts
+from pages.ui.page import Question, show
+from pages.ui.views import Metric, Numbers, Verdict, parts_below
+
+TITLE, ICON = "KV cache", ":material/database:"
+PLANS = (ServingPlan,)
+
+
+def verdict(answer: ServingAnswer, numbers: Numbers) -> Verdict:
+    room, tokens = numbers.show(answer.capacity.budget), numbers.count(answer.capacity.tokens)
+    return Verdict(answer.capacity.fits, "Serving", f"room for {room} of cache, {tokens} tokens")
+
+
+def headline(answer: ServingAnswer, numbers: Numbers) -> list[Metric]:
+    room = answer.capacity
+    return [
+        Metric(
+            "Per token", numbers.show(answer.kv_bytes_per_token), f"{answer.kv_bytes_per_token:,} bytes on each GPU"
+        ),
+        Metric(
+            "Per sequence",
+            numbers.show(answer.kv_bytes_per_sequence),
+            f"At {answer.plan.context:,} tokens; {answer.kv_fixed_bytes:,} bytes of it are constant",
+        ),
+        Metric(
+            "All sequences",
+            numbers.show(answer.kv_bytes),
+            f"{answer.kv_bytes:,} bytes, {answer.plan.concurrency:,} at once",
+        ),
+        Metric(
+            "Weights", numbers.show(answer.weights_bytes), f"{answer.weights_bytes:,} bytes, as {answer.plan.weights}"
+        ),
+        Metric("Room for cache", numbers.show(room.budget), "What weights and activations leave of the GPU's share"),
+        Metric(
+            "Tokens that fit",
+            numbers.count(room.tokens),
+            f"In {numbers.count(room.blocks)} blocks of {answer.plan.block_size:,} tokens",
+        ),
+        Metric("Sequences that fit", numbers.count(room.concurrency), f"Of {answer.plan.context:,} tokens each"),
+        Metric(
+            "Beside MHA",
+            numbers.ratio(answer.mha_ratio),
+            "The cache with keys and values for every query head, over this one",
+        ),
+    ]
+
+
+def _charts(answer: ServingAnswer, numbers: Numbers, key: str) -> None:
+    memory = answer.gpu.memory_bytes if answer.gpu else None
+    charts.title("One GPU at this load")
+    limit = ("the GPU's memory", float(memory)) if memory else None
+    charts.stacked({"this load": parts_below(answer.breakdown)}, "bytes", numbers, f"{key}load", limit)
+    charts.title("The cache, and the room for it")
+    rows: charts.Rows = {
+        "a sequence": [("cache", answer.kv_bytes_per_sequence)],
+        "this load": [("cache", answer.kv_bytes)],
+        "room": [("room", answer.capacity.budget or 0)],
+    }
+    charts.stacked(rows, "bytes", numbers, f"{key}room")
+
+
+QUESTION = Question(
+    command="serve",
+    intro="The KV cache while the model is served: bytes a token, a sequence and in all, and how many tokens fit beside the weights.",
+    groups={
+        "": ("context", "concurrency", "weights", "kv_dtype"),
+        "Layout and engine": (
+            "tp",
+            "pp",
+            "engine",
+            "gpu_memory_utilization",
+            "block_size",
+            "max_batched_tokens",
+            "max_seqs",
+            "kv_memory_gib",
+        ),
+        "Load": ("prompt", "output", "keep_window", "keep_sinks"),
+        "Speed": ("compute_efficiency", "bandwidth_efficiency"),
+    },
+    headline=headline,
+    charts=_charts,
+    verdict=verdict,
+)
+
+
+def render() -> None:
+    show(QUESTION)
+
+
+if __name__ == "__main__":
+    from app import main
+
+    main()

@@ -1,0 +1,78 @@
+"""Whether a training step fits: memory by device, by part, by phase."""
+
+from calc.training import TrainingAnswer, TrainingPlan
+from pages.ui import charts
+from pages.ui.page import Question, show
+from pages.ui.views import Metric, Numbers, Verdict, held_by_stage
+
+TITLE, ICON = "Training memory", ":material/memory:"
+PLANS = (TrainingPlan,)
+
+
+def verdict(answer: TrainingAnswer, numbers: Numbers) -> Verdict:
+    needs, has, left = (
+        numbers.show(value) for value in (answer.driver_bytes, answer.gpu_memory_bytes, answer.headroom_bytes)
+    )
+    return Verdict(answer.fits, "Training", f"needs {needs} of {has} per GPU, headroom {left}")
+
+
+def headline(answer: TrainingAnswer, numbers: Numbers) -> list[Metric]:
+    return [
+        Metric(
+            "Needed per GPU",
+            numbers.show(answer.driver_bytes),
+            "Peak of the tensors, and what lies beside them; as nvidia-smi shows it",
+        ),
+        Metric(
+            "Peak of the tensors",
+            numbers.show(answer.peak_bytes),
+            f"{answer.peak_bytes:,} bytes allocated, in the {answer.peak_phase}",
+        ),
+        Metric("Parameters", numbers.show(answer.parameters_bytes), "The shard of one device"),
+        Metric("Gradients", numbers.show(answer.gradients_bytes), "The shard of one device, at the end of backward"),
+        Metric("Optimizer", numbers.show(answer.optimizer_bytes), "The shard of one device, master weights included"),
+        Metric("Activations", numbers.show(answer.activations_bytes), "What forward keeps for backward, at its end"),
+        Metric(
+            "Beside the tensors", numbers.show(sum(answer.overhead)), "CUDA context, NCCL, workspace, fragmentation"
+        ),
+        Metric("GPUs", f"{answer.plan.gpus:,}", "dp · tp · pp · cp"),
+    ]
+
+
+def _charts(answer: TrainingAnswer, numbers: Numbers, key: str) -> None:
+    memory = answer.gpu_memory_bytes
+    limit = ("the GPU's memory", float(memory)) if memory else None
+    charts.title("One GPU of each stage, at the highest point of the step")
+    charts.stacked(held_by_stage(answer), "bytes", numbers, f"{key}stages", limit)
+    charts.title("Highest point of each phase, on the stage that needs most")
+    charts.stacked(
+        {phase: [("tensors", value)] for phase, value in answer.phases.items()}, "bytes", numbers, f"{key}phases", limit
+    )
+
+
+QUESTION = Question(
+    command="train",
+    intro="Memory of one training step on each device: states, activations and what lies beside the tensors.",
+    groups={
+        "": ("seq", "micro_batch", "dp", "zero"),
+        "Precision and optimizer": ("recipe", "optimizer", "optimizer_kernel"),
+        "Layout": ("tp", "sequence_parallel", "pp", "schedule", "virtual_stages", "cp", "ep"),
+        "Batch and shards": ("global_batch", "dp_replicate", "reshard_after_forward"),
+        "Activations": ("recompute", "implementation", "attention", "loss", "dropout"),
+        "Method": ("method", "lora_rank", "lora_targets", "objective", "offload", "nvme"),
+        "Beside the tensors": ("context_mib", "nccl_mib", "workspace_mib", "fragmentation_percent"),
+    },
+    headline=headline,
+    charts=_charts,
+    verdict=verdict,
+)
+
+
+def render() -> None:
+    show(QUESTION)
+
+
+if __name__ == "__main__":
+    from app import main
+
+    main()
