@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from math import isqrt
 from typing import Final, NamedTuple, TypeVar
 
 from calc.breakdown import Breakdown, Component, Formula
@@ -50,26 +52,42 @@ _BUFFER = re.compile(
     r"(inv_freq|position_ids|masked_bias|rope_freqs\.weight|rope_factors_(long|short)\.weight|e_score_correction_bias"
     r"|exp_probs_b\.bias|num_batches_tracked|running_mean|running_var)$"
 )
-_MASK = re.compile(r"(attn|attention)\.bias$")  # GPT-2's causal mask; a bias of floats is a weight
+_MASK = re.compile(r"(^|\.)(attn|attention)\.bias$")  # GPT-2's and GPT-NeoX's causal mask, a square of their context
 _PACKED = re.compile(r"(qweight|weight_packed|_blocks)$")
 _QUANTIZED = re.compile(r"\.weight$")
 _CONTAINERS = ("U8", "I32", "U32", "I16")
+_NUMBER = re.compile(r"\d+")
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|blk|blocks|block|h)\.(\d{1,6})\.")
 
 
 def group_of(name: str) -> str:
     """The group of a tensor by its name: one of `GROUPS`."""
-    return next((group for group, pattern in _GROUPS if pattern.search(name)), "other")
+    return _group(_NUMBER.sub("0", name))
+
+
+@lru_cache(maxsize=4096)
+def _group(pattern: str) -> str:
+    """The same by a name whose numbers are 0: a checkpoint of 100,000 tensors has a few dozen of these."""
+    return next((group for group, regex in _GROUPS if regex.search(pattern)), "other")
 
 
 def role_of(tensor: StoredTensor) -> str:
     """One of "weight", "scale" of a quantised one, "buffer" (not a parameter of the model's class), or "packed": a container of several."""
-    name, dtype = tensor.name, tensor.dtype
-    if dtype == "F8_E8M0" or _SCALE.search(name):
+    role = _role(_NUMBER.sub("0", tensor.name), tensor.dtype)
+    if role == "mask":
+        return "buffer" if isqrt(tensor.elements) ** 2 == tensor.elements else "weight"
+    return role
+
+
+@lru_cache(maxsize=4096)
+def _role(pattern: str, dtype: str) -> str:
+    if dtype == "F8_E8M0" or _SCALE.search(pattern):
         return "scale"
-    if _BUFFER.search(name) or (_MASK.search(name) and dtype in ("U8", "BOOL")):
+    if _BUFFER.search(pattern):
         return "buffer"
-    if _PACKED.search(name) or (dtype in _CONTAINERS and _QUANTIZED.search(name)):
+    if _MASK.search(pattern):
+        return "mask"
+    if _PACKED.search(pattern) or (dtype in _CONTAINERS and _QUANTIZED.search(pattern)):
         return "packed"
     return "weight"
 
