@@ -9,7 +9,7 @@ from calc.model.mixers import Attention, CompressedAttention, LatentAttention, M
 from calc.model.spec import Layer, ModelSpec
 from calc.model.weights import Norm, dim
 from calc.training import ops
-from calc.training.blocks import OUTSIDE, Block, record, recomputed
+from calc.training.blocks import OUTSIDE, Block, recomputed, record
 from calc.training.hf_attention import attention, compressed, latent
 from calc.training.hf_forward import mlp, moe
 from calc.training.ops import FULL, LONG, ONE
@@ -203,10 +203,7 @@ def embedding_block(spec: ModelSpec, settings: Settings) -> Block:
                 out = looked if out is None else ops.add(t, out, looked, "sum")
             assert out is not None
             if spec.embedding_scale:
-                factor = t.new("scale", ONE, FIXED)
-                scaled = t.like(out, "scaled")
-                ops.kernel(t, [out], scaled, [factor])
-                out = scaled
+                out = ops.scale(t, out, "scaled")
             return ops.dropout(t, out, settings.probability("embedding"), "dropped")
 
     return record(b, (), program, ONE, settings.between, LONG, False)

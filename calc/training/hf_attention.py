@@ -8,7 +8,7 @@ from calc.model.weights import Weight as ModelWeight
 from calc.training import ops
 from calc.training.ops import FULL, HALF, LONG, ONE
 from calc.training.program import Builder
-from calc.training.tape import FIXED, MASK, PAIRS, Extent, Value
+from calc.training.tape import FIXED, PAIRS, Value
 
 
 def _named(weights: tuple[ModelWeight, ...], *names: str) -> tuple[ModelWeight, ...]:
@@ -108,7 +108,7 @@ def kernel(
         # flash answers in the layout of the query; after a join that is head by head, and the output is copied
         return ops.copy(t, mixed, "output_input") if joined else mixed
     if grouped and (masked or d.size != d_v.size):  # transformers repeats the heads itself
-        key, value = ops.copy(t, key, "repeated_key", a * d), ops.copy(t, value, "repeated_value", a * d_v)
+        key, value = _repeated(b, key, k, "repeated_key", a * d), _repeated(b, value, k, "repeated_value", a * d_v)
         grouped = False
     if not grouped:
         return _fused(b, query, key, value, heads, "efficient", masked)
@@ -120,15 +120,16 @@ def _fused(b: Builder, query: Value, key: Value, value: Value, heads: Heads, nam
     out = t.new("mixed", a * d_v, query.extent, query.bytes)
     sums = t.new("logsumexp", a, query.extent, FULL)
     seeds = [t.new("seed", dim("2", 2) if name == "flash" else ONE, FIXED, LONG), t.new("offset", ONE, FIXED, LONG)]
-    bias = [t.new("mask", ONE, MASK, query.bytes)] if masked else []
+    bias = [t.new("mask", ONE, PAIRS, query.bytes)] if masked else []
     ops.kernel(
         t, [query, key, value], out, [query, key, value, out, sums, *seeds, *bias] if query.grad or value.grad else []
     )
     return out
 
 
-def _scores(extent: Extent) -> Extent:
-    return Extent(extent.batch, 2, extent.shards)
+def _repeated(b: Builder, x: Value, heads: Dim, name: str, whole: Dim) -> Value:
+    """transformers' repeat_kv: a copy for every query head; a single head is only seen by all."""
+    return _expanded(b, x, whole) if heads.size == 1 else ops.copy(b.tape, x, name, whole)
 
 
 def _mathematics(b: Builder, query: Value, key: Value, value: Value, heads: Heads) -> Value:
@@ -154,7 +155,7 @@ def _eager(b: Builder, query: Value, key: Value, value: Value, heads: Heads, sof
     t, (a, k, d, d_v) = b.tape, heads
     size = ops.matmul_bytes(t, value)
     if a.size != k.size:
-        key, value = ops.copy(t, key, "repeated_key", a * d), ops.copy(t, value, "repeated_value", a * d_v)
+        key, value = _repeated(b, key, k, "repeated_key", a * d), _repeated(b, value, k, "repeated_value", a * d_v)
     query, key, value = (ops.cast(t, x, size, name) for x, name in ((query, "query"), (key, "key"), (value, "value")))
     scores = t.new("scores", a, PAIRS, size)
     ops.kernel(t, [query, key], scores, [query, key] if query.grad else [])
@@ -211,7 +212,7 @@ def _expanded(b: Builder, x: Value, whole: Dim) -> Value:
 
 def compressed(b: Builder, x: Value, mixer: CompressedAttention, tables: Value) -> Value:
     """DeepSeek-V4's attention as its projections around a fused kernel of one key-value head: an estimate of what is kept."""
-    t, weights = b.tape, mixer.parts[0].weights
+    weights = mixer.parts[0].weights
     a, d, r_q = b.local(dim("a", mixer.num_attention_heads)), dim("d", mixer.head_dim), dim("r_q", mixer.q_lora_rank)
     low = b.linear(x, _named(weights, "query_down"), r_q, "query_down", "q_a_proj")
     low = b.norm(low, Norm("query_norm", r_q, style=mixer.norm_style))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 from calc.breakdown import Component, Formula, Number
@@ -19,10 +20,19 @@ from calc.training.tape import Storage
 from calc.training.tensors import Lora, ModelTensors, Tensors, kind_path
 from calc.units import round_up
 
-SOURCE = (
-    "transformers 5.24 on PyTorch 2.13: what autograd saves, operator by operator (tools/autograd/derivatives.yaml)"
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a ledger's rows come from."""
+
+    text: str
+    url: str
+
+
+PROGRAM = Source(
+    "transformers 5.24 on PyTorch 2.13: what autograd saves, operator by operator (tools/autograd/derivatives.yaml)",
+    "https://github.com/pytorch/pytorch/blob/v2.13.0/tools/autograd/derivatives.yaml",
 )
-URL = "https://github.com/pytorch/pytorch/blob/v2.13.0/tools/autograd/derivatives.yaml"
 
 
 def settings_of(plan: TrainingPlan, spec: ModelSpec) -> Settings:
@@ -69,33 +79,39 @@ def hf_segments(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: Mode
     recompute = plan.recompute == "full"
     made: list[Segment] = []
     if stage.first:
-        made.append(_segment(("embedding",), embedding_block(spec, settings), sizes, tensors.embedding, plan))
+        made.append(
+            block_segment(("embedding",), embedding_block(spec, settings), sizes, tensors.embedding, plan, PROGRAM)
+        )
     cached: dict[tuple[int, bool], Segment] = {}
     for index, kind in enumerate(stage.layers):
         trains = not (frozen and stage.begins and index == 0)
         if (kind, trains) not in cached:
             path = kind_path(spec.layers, kind)
             block = layer_block(spec.layers.kinds[kind], path, settings, recompute, trains, residual)
-            cached[kind, trains] = _segment(path, block, sizes, tensors.kinds[kind], plan)
+            cached[kind, trains] = block_segment(path, block, sizes, tensors.kinds[kind], plan, PROGRAM)
         made.append(cached[kind, trains])
     if stage.last:
         block = end_block(spec, settings, plan.loss, residual, True)
-        made.append(_segment(("end",), block, sizes, tensors.end, plan))
+        made.append(block_segment(("end",), block, sizes, tensors.end, plan, PROGRAM))
     return made
 
 
-def _segment(path: tuple[str, ...], block: Block, sizes: Sizes, tensors: Tensors, plan: TrainingPlan) -> Segment:
+def block_segment(
+    path: tuple[str, ...], block: Block, sizes: Sizes, tensors: Tensors, plan: TrainingPlan, source: Source
+) -> Segment:
+    """A block with its numbers."""
+
     def kept() -> tuple[Component, ...]:
-        return storage_tree([block.storages[number] for number in block.kept], sizes, plan)
+        return storage_tree([block.storages[number] for number in block.kept], sizes, plan, source)
 
     def alive(phase: str, accumulating: bool) -> tuple[Component, ...]:
-        return storage_tree(alive_at(block, sizes, phase, accumulating), sizes, plan)
+        return storage_tree(alive_at(block, sizes, phase, accumulating), sizes, plan, source)
 
     return Segment(path, block_bytes(block, sizes), tensors, 0 in block.kept, kept, alive)
 
 
 def storage_tree(
-    storages: tuple[Storage, ...] | list[Storage], sizes: Sizes, plan: TrainingPlan
+    storages: tuple[Storage, ...] | list[Storage], sizes: Sizes, plan: TrainingPlan, source: Source
 ) -> tuple[Component, ...]:
     """Storages as leaves under the names of the modules that made them; equal names are numbered."""
     seen: dict[tuple[str, ...], int] = {}
@@ -103,11 +119,11 @@ def storage_tree(
     for storage in storages:
         again = seen[storage.name] = seen.get(storage.name, 0) + 1
         name = storage.name if again == 1 else (*storage.name[:-1], f"{storage.name[-1]}_{again}")
-        leaves.append((name, _leaf(name[-1], storage, sizes, plan)))
+        leaves.append((name, _leaf(name[-1], storage, sizes, plan, source)))
     return tree(leaves)
 
 
-def _leaf(name: str, storage: Storage, sizes: Sizes, plan: TrainingPlan) -> Component:
+def _leaf(name: str, storage: Storage, sizes: Sizes, plan: TrainingPlan, source: Source) -> Component:
     extent, numbers = storage.extent, dict(storage.dim.numbers)
     factors = [str(storage.bytes)]
     if extent.batch:
@@ -129,7 +145,7 @@ def _leaf(name: str, storage: Storage, sizes: Sizes, plan: TrainingPlan) -> Comp
         latex = rf"512 \cdot \lceil \frac{{{latex}}}{{512}} \rceil"
     assumes = ("s: tokens of a sequence on this device, s / c under context parallelism",) if plan.cp > 1 else ()
     used = {letter: number for letter, number in numbers.items() if f"<{letter}>" in latex}
-    return Component(name, value, formula=Formula(latex, SOURCE, URL, assumes), numbers=used)
+    return Component(name, value, formula=Formula(latex, source.text, source.url, assumes), numbers=used)
 
 
 def hf_constants(plan: TrainingPlan, spec: ModelSpec) -> list[Constant]:
@@ -140,11 +156,16 @@ def hf_constants(plan: TrainingPlan, spec: ModelSpec) -> list[Constant]:
         _constant("loss", 4, "4", {}, True, "step"),
         _constant("loss_gradient", 4, "4", {}, False, "backward"),
     ]
+    if plan.recompute == "full":  # each checkpoint holds the arguments of its layer
+        made.append(_constant("position_ids", 8 * tokens, r"8 \cdot <s>", {"s": tokens}, False, "layers"))
+    if spec.embedding_scale:
+        made.append(_constant("embedding_scale", 4, "4", {}, False, "step"))
     recipe = RECIPES[plan.recipe]
     size = recipe.compute if recipe.gathered else recipe.weight
+    size = 4 if spec.architecture in _FP32_TABLES else size
     widths = _rotary_widths(spec)
-    for width in widths:
-        suffix = f"_{width}" if len(widths) > 1 else ""
+    for number, width in enumerate(widths, 1):
+        suffix = f"_{number}" if len(widths) > 1 else ""
         latex = rf"{size} \cdot <s> \cdot <d>"
         for name in ("cosines", "sines"):
             made.append(
@@ -158,7 +179,14 @@ def hf_constants(plan: TrainingPlan, spec: ModelSpec) -> list[Constant]:
 def _constant(name: str, exact: int, latex: str, numbers: dict[str, Number], each: bool, until: str) -> Constant:
     value = round_up(exact, GRANULE)
     latex = latex if value == exact else rf"512 \cdot \lceil \frac{{{latex}}}{{512}} \rceil"
-    return Constant(Component(name, value, formula=Formula(latex, SOURCE, URL), numbers=numbers), each, until)
+    return Constant(
+        Component(name, value, formula=Formula(latex, PROGRAM.text, PROGRAM.url), numbers=numbers), each, until
+    )
+
+
+_FP32_TABLES = frozenset({"Olmo2ForCausalLM", "Olmo3ForCausalLM"})  # the rest cast them to the model's format
+# Models whose windowed layers turn with a base of their own.
+_TWO_BASES = frozenset({"Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"})
 
 
 @lru_cache(maxsize=256)
@@ -169,4 +197,4 @@ def _rotary_widths(spec: ModelSpec) -> tuple[int, ...]:
             found.add(kind.mixer.rotary_dim or kind.mixer.head_dim)
         if isinstance(kind.mixer, LatentAttention):
             found.add(kind.mixer.qk_rope_head_dim)
-    return tuple(sorted(found))
+    return tuple(sorted(found)) * (2 if spec.architecture in _TWO_BASES else 1)

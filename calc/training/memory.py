@@ -10,6 +10,7 @@ from calc.breakdown import Component, Formula
 from calc.model.spec import ModelSpec
 from calc.pipeline import weight_versions
 from calc.training.hf_stage import hf_constants, hf_segments
+from calc.training.ledger_stage import ledger_segments
 from calc.training.plan import TrainingPlan
 from calc.training.recipes import OPTIMIZERS, RECIPES
 from calc.training.segments import Constant, Segment
@@ -267,6 +268,7 @@ def groups_of(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> tuple[Placed
 def stage_memory(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> StageMemory:
     """The memory of one stage under the plan's implementation."""
     tensors = model_of(plan, spec)
-    segments = tuple(hf_segments(plan, spec, stage, tensors))
-    constants = tuple(hf_constants(plan, spec))
+    hf = plan.implementation == "hf"
+    segments = tuple((hf_segments if hf else ledger_segments)(plan, spec, stage, tensors))
+    constants = tuple(hf_constants(plan, spec)) if hf else ()
     return StageMemory(plan, spec, stage, segments, constants, groups_of(plan, spec, stage), StateKey.of(plan), None)

@@ -171,7 +171,7 @@ def power(t: Tape, x: Value, name: str = "power") -> Value:
     """x ** n: the input is saved; backward makes x ** (n - 1), n times that, and the product."""
     out = t.like(x, name)
 
-    def backward(g: Value, saved: Value) -> tuple[Value]:
+    def backward(g: Value, *saved: Value) -> tuple[Value]:
         lower = t.like(g)
         times = t.like(g)
         made = t.like(g)
@@ -194,7 +194,7 @@ def softmax(t: Tape, x: Value, name: str, size: int | None = None) -> Value:
     """Softmax with its own number format: the result is saved."""
     out = t.like(x, name, size or (FULL if t.autocast else x.bytes))
     to = x.bytes
-    t.record([x], out, [out] if x.grad else [], lambda g, saved: (_to(t, t.like(g), to),))
+    t.record([x], out, [out] if x.grad else [], lambda g, *saved: (_to(t, t.like(g), to),))
     return out
 
 
@@ -204,7 +204,7 @@ def dropout(t: Tape, x: Value, probability: float, name: str = "dropped") -> Val
         return x
     out = t.like(x, name)
     mask = t.like(x, f"{name}_mask", BOOL)
-    t.record([x], out, [mask], lambda g, saved: (t.like(g),))
+    t.record([x], out, [mask], lambda g, *saved: (t.like(g),))
     return out
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from functools import cached_property
 from typing import NamedTuple
 
 from calc.model.spec import ModelSpec

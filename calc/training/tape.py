@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from calc.breakdown import Number
 from calc.model.weights import Dim
 
 
@@ -27,7 +26,6 @@ class Extent(NamedTuple):
 TOKENS = Extent()
 POSITIONS = Extent(0, 1)  # one table for all sequences
 PAIRS = Extent(1, 2)  # attention scores
-MASK = Extent(0, 2)
 FIXED = Extent(0, 0)
 
 
