@@ -187,3 +187,14 @@ def test_a_question_is_answered_or_refused_in_one_line():
         measuring.ask("nonsense")
     with pytest.raises(InputError, match="no answer within"):
         measuring.ask("list", seconds=0.001)
+
+
+def test_twenty_presses_at_once_run_one_after_the_other_and_lose_nothing():
+    for key in [start("three") for _ in range(20)]:
+        assert ended(key).outcome == "finished"
+    runs = [row["run"] for row in Records().rows()]
+    assert len(runs) == 60
+    assert all(
+        len(set(runs[at : at + 3])) == 1 for at in range(0, 60, 3)
+    )  # each run's rows together: never two at a time
+    assert queue("cpu") == []
