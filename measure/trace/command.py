@@ -62,7 +62,7 @@ def observe(config: Mapping[str, Any], options: TraceOptions, seconds: float) ->
     """Trace in a child process that ends with this one and within `seconds`. Its progress goes to standard error."""
     request = json.dumps({"config": config, "options": asdict(options)})
     command = [sys.executable, "-m", "measure.trace"]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the child below is killed too
+    ended = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the child below is killed too
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_environment()
     ) as child:
@@ -74,6 +74,7 @@ def observe(config: Mapping[str, Any], options: TraceOptions, seconds: float) ->
             ) from None
         finally:
             child.kill()
+            signal.signal(signal.SIGTERM, ended)
     if child.returncode != 0 or not output:
         raise InputError(f"the trace ended with status {child.returncode} and no answer (out of memory?)")
     answer: dict[str, Any] = json.loads(output)

@@ -60,13 +60,14 @@ def build(raw: Mapping[str, Any], options: TraceOptions) -> nn.Module:
     if not isinstance(raw.get("model_type"), str):
         raise InputError.of("model_type", raw.get("model_type"), "it must name an architecture, as config.json does")
     values = {key: value for key, value in raw.items() if key not in (*_IGNORED, "model_type")}
-    if options.dropout == "off":
-        values = without_dropout(values)
     try:
         config = AutoConfig.for_model(raw["model_type"], **values)
         kind = _class_of(raw, config)
     except Exception as error:
         raise InputError(f"model_type: {_TRANSFORMERS} does not know this model: {error}", "model_type") from None
+    if options.dropout == "off":
+        for part in (config, config.get_text_config()):
+            _drop_nothing(part)
     attention = _attention(kind, options)
     try:
         with torch.device("meta"):
@@ -116,12 +117,11 @@ def _recompute(model: Any) -> None:
         raise InputError.of("recompute", "full", str(error)) from None
 
 
-def without_dropout(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with every dropout probability at zero."""
-    return {
-        key: 0.0 if isinstance(value, (int, float)) and key.endswith(_DROPOUTS) else value
-        for key, value in values.items()
-    }
+def _drop_nothing(config: Any) -> None:
+    """Set every dropout probability of the config, defaults of its class included, to zero."""
+    for name, value in vars(config).items():
+        if isinstance(value, float) and any(part in name for part in _DROPOUTS):
+            setattr(config, name, 0.0)
 
 
 def _with_adapters(model: nn.Module, options: TraceOptions) -> nn.Module:

@@ -18,7 +18,7 @@ from measure.trace.model import Stack, build, cut, find_stack, quiet, text_confi
 from measure.trace.options import TraceOptions
 from measure.trace.result import STATES, TraceResult, by_phase, saved_rows
 from measure.trace.step import Observed, run_steps
-from measure.trace.timeline import Delta, Key, Unextendable, extend, peaks, states
+from measure.trace.timeline import Delta, Key, Peak, Unextendable, extend, peaks, states
 
 _ASSUMPTIONS = (
     "labels are the inputs, no attention mask, no cache; only the loss is kept after forward; gradients are set to None before the step",
@@ -48,16 +48,16 @@ def _trace(config: Mapping[str, Any], options: TraceOptions, progress: Progress)
         seen = _run(model, stack, options)
     before = states(seen.before, stack)
     deltas = extend(seen.events, stack)
-    _check(before, deltas, states(seen.after_backward, stack))
-    highest = by_phase(peaks(before, deltas))
     after_forward, after_backward = states(seen.after_forward, stack), states(seen.after_backward, stack)
+    _check(before, deltas, after_backward)
+    highest = {"step": Peak(sum(after_backward.values()), after_backward), **by_phase(peaks(before, deltas))}
     peak = max(highest.values(), key=lambda found: found.nbytes)
     return TraceResult(
         parameters_bytes=_sum(before, "parameters"),
         gradients_bytes=_sum(after_backward, "gradients"),
         optimizer_bytes=_sum(before, "optimizer"),
         activations_bytes=sum(nbytes for (category, _), nbytes in after_forward.items() if category not in STATES),
-        phases={phase: found.nbytes for phase, found in highest.items()},
+        phases={phase: highest[phase].nbytes for phase in ("forward", "backward", "step")},
         alive=peak.alive,
         saved=saved_rows(seen.after_forward, stack),
         layers=len(stack.kinds),

@@ -1,0 +1,94 @@
+"""`python -m measure trace` as a user meets it: a child process, one line of complaint, nothing left running."""
+
+import json
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from measure.cli import main
+
+pytestmark = pytest.mark.torch
+
+SMALL = {
+    "model_type": "llama",
+    "vocab_size": 1000,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+
+
+@pytest.fixture
+def small(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(SMALL))
+    return str(path)
+
+
+def test_json_has_the_keys_of_a_prediction_and_parts_that_sum_to_the_peak(small, capsys):
+    assert main(["trace", small, "--seq", "128", "--global-batch", "2", "--format", "json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    for key in (
+        "parameters_bytes",
+        "gradients_bytes",
+        "optimizer_bytes",
+        "activations_bytes",
+        "overhead_bytes",
+        "fits",
+    ):
+        assert key in answer
+    assert answer["phases"][answer["peak_phase"]] == answer["peak_bytes"]
+    assert sum(part["value"] for part in answer["components"]) == answer["peak_bytes"]
+    assert all(part["unit"] == "bytes" and part["source"].startswith("observed: ") for part in answer["components"])
+    assert answer["layers"] == 4
+
+
+def test_the_ledger_names_modules_and_operations_and_progress_goes_to_standard_error(small, capfd):
+    assert main(["trace", small, "--seq", "128", "--ledger"]) == 0
+    out, err = capfd.readouterr()
+    assert "mlp.down_proj mm" in out
+    assert "layer 1 (stands for 2)" in out
+    assert "running two steps, 3 of 4 layers" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--tp", "2"], "--tp: 2 is not allowed; a trace runs 1 only"),
+        (["--recipe", "fp8"], "--recipe: 'fp8' is not allowed; a trace runs pure-bf16, amp, fp32 only"),
+        (["--seq", "0"], "--seq: "),
+        (["--layers", "some"], "--layers: 'some' is not allowed"),
+        (["--seconds", "-1"], "--seconds: '-1' is not allowed"),
+        (["--format", "xml"], "--format: 'xml' is not allowed"),
+        (["--optimizer", "muon"], "--optimizer: 'muon' is not allowed"),
+        (["--nonsense", "1"], "unrecognized arguments: --nonsense 1"),
+    ],
+)
+def test_what_a_trace_does_not_run_is_refused_by_name(small, capsys, flags, complaint):
+    assert main(["trace", small, *flags]) == 2
+    out, err = capsys.readouterr()
+    assert complaint in err
+    assert (out, err.count("\n")) == ("", 1)
+
+
+def test_what_transformers_cannot_build_is_one_line(tmp_path, capfd):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**SMALL, "model_type": "no-such-model"}))
+    assert main(["trace", str(path)]) == 2
+    last = capfd.readouterr().err.strip().splitlines()[-1]
+    assert "does not know this model" in last
+
+
+def test_a_trace_that_takes_too_long_is_stopped_and_leaves_nothing_running(small, capfd):
+    assert main(["trace", small, "--seconds", "0.3"]) == 2
+    assert "--seconds: 0.3 is not allowed; the trace took longer and was stopped" in capfd.readouterr().err
+    assert not psutil.Process().children()
+
+
+def test_the_command_line_imports_no_torch_before_the_child_does():
+    code = "import sys, measure, measure.__main__, measure.trace.command; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
