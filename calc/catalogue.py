@@ -47,16 +47,21 @@ def load_config(model: str) -> dict[str, Any]:
     """
     if model in catalogue():
         return parse_config((_DATA / "models" / f"{model}.json").read_bytes())
-    return _found(model).needed_config()
+    return look(model).needed_config()
 
 
 def load(model: str) -> ModelSpec:
     """The spec of MODEL, as `load_config` finds it."""
-    return _catalogued(model) if model in catalogue() else _found(model).spec()
+    return _catalogued(model) if model in catalogue() else look(model).spec()
 
 
-def _found(model: str) -> Found:
-    found = find(model)
+def look(model: str, stored: bool = False) -> Found:
+    """What MODEL is outside the catalogue, and what it stores where that is asked for. InputError when it cannot be had."""
+    try:
+        found = find(model, stored)
+    except InputError as error:
+        known = next((entry.name for entry in catalogue().values() if entry.hub_id.lower() == model.lower()), None)
+        raise InputError(f"{error}; the catalogue has it as {known}", error.field) if known else error from None
     if found is None:
         raise unknown(model)
     return found

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from calc.breakdown import Breakdown
-from calc.catalogue import catalogue, load
+from calc.catalogue import catalogue, load, look
 from calc.errors import InputError
 from calc.model.spec import ModelSpec
 from calc.parameters import ParameterAnswer, ParametersPlan, parameters
-from calc.sources.find import find
 from calc.sources.stored import StoredTensor, StoredTensors, Sum, group_of, layer_of, role_of
 
 _VALUES = {"U8": 2, "U16": 4, "I16": 4, "U32": 8, "I32": 8}  # values of 4 bits in one element of a container
@@ -97,9 +96,9 @@ def stored_parameters(model: str, plan: ParametersPlan) -> ParameterAnswer | Ans
 
     A file of weights whose class is not known is answered from its tensors alone. InputError otherwise.
     """
-    found = None if model in catalogue() else find(model, stored=True)
-    if found is None:
+    if model in catalogue():
         return parameters(load(model), plan)
+    found = look(model, stored=True)
     try:
         spec = found.spec()
     except InputError as error:

@@ -321,6 +321,12 @@ def test_the_command_line_fails_with_one_line_and_exit_2(server, tmp_path, mode,
     assert done.stderr.count("\n") == 1
 
 
+def test_a_model_of_the_catalogue_is_named_when_the_hub_cannot_be_asked(tmp_path):
+    done = calc("params", "meta-llama/Meta-Llama-3.1-8B", HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1")
+    assert done.returncode == 2
+    assert done.stderr.endswith("; the catalogue has it as meta-llama-3.1-8b\n")
+
+
 def test_a_path_that_exists_wins_over_an_id(server, tmp_path, monkeypatch):
     folder = tmp_path / "owner" / "name"
     folder.mkdir(parents=True)
