@@ -40,31 +40,41 @@ _LOCAL_MOE = {"expert_count": "num_local_experts", "expert_used_count": "num_exp
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """The class of an architecture, its own keys beside `_FIELDS`, and the fields that its converter takes for granted."""
+    """The class of an architecture and its name in transformers, its own keys beside `_FIELDS`, and the fields that its converter takes for granted."""
 
     architecture: str
+    model_type: str
     keys: Mapping[str, str] = field(default_factory=dict)
     given: Mapping[str, Any] = field(default_factory=dict)
 
 
-_MIXTRAL = _Kind("MixtralForCausalLM", _LOCAL_MOE)
+_MIXTRAL = _Kind("MixtralForCausalLM", "mixtral", _LOCAL_MOE)
 _KINDS = {
-    "llama": _Kind("LlamaForCausalLM"),
-    "qwen2": _Kind("Qwen2ForCausalLM", given={"use_sliding_window": False}),
+    "llama": _Kind("LlamaForCausalLM", "llama"),
+    "qwen2": _Kind("Qwen2ForCausalLM", "qwen2", given={"use_sliding_window": False}),
     "qwen2moe": _Kind(
-        "Qwen2MoeForCausalLM", _MOE, {"use_sliding_window": False, "mlp_only_layers": [], "decoder_sparse_step": 1}
+        "Qwen2MoeForCausalLM",
+        "qwen2_moe",
+        _MOE,
+        {"use_sliding_window": False, "mlp_only_layers": [], "decoder_sparse_step": 1},
     ),
-    "qwen3": _Kind("Qwen3ForCausalLM", given={"use_sliding_window": False}),
+    "qwen3": _Kind("Qwen3ForCausalLM", "qwen3", given={"use_sliding_window": False}),
     "qwen3moe": _Kind(
-        "Qwen3MoeForCausalLM", _MOE, {"use_sliding_window": False, "mlp_only_layers": [], "decoder_sparse_step": 1}
+        "Qwen3MoeForCausalLM",
+        "qwen3_moe",
+        _MOE,
+        {"use_sliding_window": False, "mlp_only_layers": [], "decoder_sparse_step": 1},
     ),
-    "gemma": _Kind("GemmaForCausalLM"),
-    "gemma2": _Kind("Gemma2ForCausalLM"),
-    "gemma3": _Kind("Gemma3ForCausalLM", given={"sliding_window_pattern": 6}),
-    "phi3": _Kind("Phi3ForCausalLM"),
-    "olmo2": _Kind("Olmo2ForCausalLM"),
+    "gemma": _Kind("GemmaForCausalLM", "gemma"),
+    "gemma2": _Kind("Gemma2ForCausalLM", "gemma2"),
+    "gemma3": _Kind("Gemma3ForCausalLM", "gemma3_text", given={"sliding_window_pattern": 6}),
+    "phi3": _Kind("Phi3ForCausalLM", "phi3"),
+    "olmo2": _Kind("Olmo2ForCausalLM", "olmo2"),
     "gpt-oss": _Kind(
-        "GptOssForCausalLM", _LOCAL_MOE | {"expert_feed_forward_length": "intermediate_size"}, {"attention_bias": True}
+        "GptOssForCausalLM",
+        "gpt_oss",
+        _LOCAL_MOE | {"expert_feed_forward_length": "intermediate_size"},
+        {"attention_bias": True},
     ),
 }
 
@@ -93,6 +103,7 @@ def config_of(header: GgufHeader, where: str) -> dict[str, Any]:
     }
     return {
         "architectures": [kind.architecture],
+        "model_type": kind.model_type,
         "vocab_size": table[0],
         "tie_word_embeddings": "output.weight" not in header.shapes,
         **_biases(header),

@@ -231,6 +231,7 @@ def test_a_converted_model_is_read_back_as_its_class(arch, config_name, model_na
     spec = load(str(path))
     original = from_config({**config.to_dict(), "architectures": [model_name]})
     assert spec.architecture == model_name
+    assert load_config(str(path))["model_type"] == config.model_type
     assert parameters(spec).total == sum(parameter.numel() for parameter in model.parameters())
     assert spec.layers.pattern == original.layers.pattern
     assert [kind.mixer for kind in spec.layers.kinds] == [kind.mixer for kind in original.layers.kinds]
