@@ -2,4 +2,6 @@
 
 copy      out = x                              launch    what the launchers share
 matmul    out = a · b in bf16, fp16, fp8, int8
+flash_attention, flash_attention_backward    softmax(q·kᵀ)·v, causal, grouped, windowed (attention_tiles: what they share)
+standard_attention    the same with all scores in memory
 """
