@@ -115,8 +115,10 @@ class Fields:
         return self.size(*keys, low=low, high=high)
 
     def flag(self, *keys: str, default: bool) -> bool:
-        """True or false."""
+        """True or false; null counts as false, as it does in the model classes."""
         key, value = self._take(keys)
+        if value is None and any(key in self.data for key in keys):
+            return False
         if value is None:
             return bool(self._default(key, default, "it must be true or false"))
         if not isinstance(value, bool):

@@ -217,6 +217,7 @@ def assemble(
     layers: Stack,
     *,
     tied: bool = False,
+    never_tied: bool = False,
     final_norm: Norm | None = None,
     no_final_norm: bool = False,
     head_bias: bool = False,
@@ -227,11 +228,12 @@ def assemble(
 ) -> ModelSpec:
     """A decoder around its layers: token embedding, final norm (RMSNorm unless given), head unless tied.
 
-    `tied` is the class's default of tie_word_embeddings; `embeddings` are tables beside the token table (positions); `token` is
-    the width of the token table and the head where it is not the hidden size, `rows` the table's rows where they are not the head's.
+    `tied` is the class's default of tie_word_embeddings; `never_tied` classes have their own head whatever the config says.
+    `embeddings` are tables beside the token table (positions); `token` is the width of the token table and the head where it
+    is not the hidden size, `rows` the table's rows where they are not the head's.
     """
     h, vocab = dim("h", hidden(fields)), dim("V", fields.size("vocab_size"))
-    tied = fields.flag("tie_word_embeddings", default=tied)
+    tied = fields.flag("tie_word_embeddings", default=tied) and not never_tied
     table = Weight("token", (rows or vocab, token or h), Split.VOCAB, "embed_tokens")
     head = linear("weight", "lm_head", vocab, token or h, Split.VOCAB, head_bias)
     return ModelSpec(

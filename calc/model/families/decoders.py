@@ -80,9 +80,10 @@ def olmo2(fields: Fields) -> ModelSpec:
 
 def gemma(fields: Fields) -> ModelSpec:
     feed_forward = mlp(fields, activation="gelu_pytorch_tanh")
-    layer = Layer("layer", attention(fields), feed_forward, norms(fields, style="gemma"))
+    bias = "qkvo" if fields.flag("attention_bias", default=False) else ""
+    layer = Layer("layer", attention(fields, bias=bias), feed_forward, norms(fields, style="gemma"))
     final = Norm("weight", dim("h", hidden(fields)), style="gemma")
-    fields.ignore("hidden_act", "hidden_activation")
+    fields.ignore("hidden_act", "hidden_activation", "use_bidirectional_attention")
     return assemble(fields, uniform(fields, layer), tied=True, final_norm=final, embedding_scale=True)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from calc.errors import InputError
 from calc.model.families.base import Family
-from calc.model.families.common import assemble, dropouts, hidden, moe, norms, num_layers
-from calc.model.families.sparse import Experts, shared_expert
+from calc.model.families.common import assemble, dropouts, hidden, mlp, moe, norms, num_layers
 from calc.model.fields import Fields
 from calc.model.mixers import CompressedAttention, Indexer
 from calc.model.spec import Layer, ModelSpec, Stack
@@ -34,7 +33,7 @@ def _layer_kinds(fields: Fields) -> list[str]:
         if len(ratios) < count or not all(isinstance(value, int) and value in _RATIO for value in ratios):
             raise InputError.of("compress_ratios", ratios, f"it must have {count} numbers, each 0, 4 or 128")
         return [_RATIO[value] for value in ratios[:count]]
-    return ["heavy" if at < 2 or at % 2 else "sparse" for at in range(count)]
+    return ["heavy" if at < 2 or at % 2 == 0 else "sparse" for at in range(count)]
 
 
 def _rate(fields: Fields, kind: str) -> int:
@@ -108,7 +107,10 @@ def _streams(fields: Fields, streams: int) -> tuple[Part, ...]:
 def deepseek_v4(fields: Fields) -> ModelSpec:
     kinds = _layer_kinds(fields)
     streams = fields.size("hc_mult", default=4, high=64)
-    feed_forward = moe(fields, shared=shared_expert(fields, Experts(shared_count="n_shared_experts")))
+    if (shared := fields.size("n_shared_experts", default=1, low=0)) != 1:
+        raise InputError.of("n_shared_experts", shared, "the class builds exactly one")
+    one = mlp(fields, "moe_intermediate_size", letter="f_s", bias=fields.flag("mlp_bias", default=False))
+    feed_forward = moe(fields, shared=one)
     present = list(dict.fromkeys(kinds))
     layers = tuple(
         Layer(kind, _mixer(fields, kind), feed_forward, norms(fields, style="wide"), extra=_streams(fields, streams))
@@ -120,7 +122,7 @@ def deepseek_v4(fields: Fields) -> ModelSpec:
     )
     fields.ignore("num_key_value_heads", "qk_rope_head_dim", "num_nextn_predict_layers", "compress_rope_theta")
     fields.ignore("hc_sinkhorn_iters", "hc_eps", "num_hash_layers", "mlp_layer_types", "swiglu_limit", "expert_dtype")
-    fields.ignore("attention_bias", "mlp_bias")
+    fields.ignore("attention_bias")
     return assemble(
         fields,
         Stack(layers, tuple(present.index(kind) for kind in kinds)),

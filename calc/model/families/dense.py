@@ -16,6 +16,7 @@ from calc.model.families.common import (
     combined,
     dropouts,
     full_or_sliding,
+    heads,
     hidden,
     mlp,
     moe,
@@ -171,6 +172,27 @@ def exaone4(fields: Fields) -> ModelSpec:
     return dense(Traits(bias_flag="", qk_norm="head", norms=POST, windows=(every, 1), nope=windowed))(fields)
 
 
+def helium(fields: Fields) -> ModelSpec:
+    """Helium, whose output projection is as wide as the hidden state."""
+    count, _, head_dim = heads(fields)
+    if count * head_dim != hidden(fields):
+        rule = f"times num_attention_heads ({count}) it must be hidden_size ({hidden(fields)})"
+        raise InputError.of("head_dim", head_dim, rule)
+    return dense(Traits(flag_letters="qkv", mlp_bias_flag="mlp_bias", norm={"style": "wide"}))(fields)
+
+
+def hyperclovax(fields: Fields) -> ModelSpec:
+    names = SANDWICH if fields.flag("use_post_norm", default=False) else PRE
+    return dense(Traits(mlp_bias_flag="mlp_bias", norms=names, model=_GRANITE))(fields)
+
+
+def apertus1p5(fields: Fields) -> ModelSpec:
+    rows = fields.size_or_none("output_vocab_size")
+    if rows is not None and rows != fields.size("vocab_size"):
+        raise InputError.of("output_vocab_size", rows, "it must equal vocab_size or be null")
+    return dense(Traits(mlp=_XIELU, qk_norm="head"))(fields)
+
+
 def seed_oss(fields: Fields) -> ModelSpec:
     output = bias(fields, "attention_out_bias", "o")
     return dense(Traits(bias=output, flag_letters="qkv", mlp_bias_flag="mlp_bias"))(fields)
@@ -200,7 +222,7 @@ MINICPM = "https://huggingface.co/openbmb/MiniCPM-2B-sft-bf16/blob/main/modeling
 FAMILIES = {
     "ArceeForCausalLM": Family(dense(Traits(mlp_bias_flag="mlp_bias", mlp=_PLAIN)), "arcee"),
     "ApertusForCausalLM": Family(dense(Traits(mlp=_XIELU, qk_norm="head")), "apertus"),
-    "Apertus1p5TextForCausalLM": Family(dense(Traits(mlp=_XIELU, qk_norm="head")), "apertus1p5"),
+    "Apertus1p5TextForCausalLM": Family(apertus1p5, "apertus1p5"),
     "CohereForCausalLM": Family(cohere, "cohere"),
     "Cohere2ForCausalLM": Family(
         dense(
@@ -223,12 +245,8 @@ FAMILIES = {
     "GlmForCausalLM": Family(dense(Traits(flag_letters="qkv", mlp={"modules": FUSED_MLP})), "glm"),
     "Glm4ForCausalLM": Family(dense(Traits(flag_letters="qkv", mlp={"modules": FUSED_MLP}, norms=SANDWICH)), "glm4"),
     "GraniteForCausalLM": Family(dense(Traits(mlp_bias_flag="mlp_bias", model=_GRANITE)), "granite"),
-    "HeliumForCausalLM": Family(
-        dense(Traits(flag_letters="qkv", mlp_bias_flag="mlp_bias", norm={"style": "wide"})), "helium"
-    ),
-    "HyperCLOVAXForCausalLM": Family(
-        dense(Traits(mlp_bias_flag="mlp_bias", norms=SANDWICH, model=_GRANITE)), "hyperclovax"
-    ),
+    "HeliumForCausalLM": Family(helium, "helium"),
+    "HyperCLOVAXForCausalLM": Family(hyperclovax, "hyperclovax"),
     "InternLMForCausalLM": Family(dense(Traits(bias_flag="bias")), INTERNLM),
     "InternLM2ForCausalLM": Family(
         dense(

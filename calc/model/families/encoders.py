@@ -43,10 +43,13 @@ def bert(traits: Traits) -> Callable[[Fields], ModelSpec]:
         kind = fields.data.get("position_embedding_type", "absolute")
         if kind not in ("absolute", None):
             raise InputError.of("position_embedding_type", kind, "only 'absolute' is understood")
-        fields.ignore("position_embedding_type", "classifier_dropout", "layer_norm_eps", "use_bias", "is_decoder")
+        fields.ignore(
+            "position_embedding_type", "classifier_dropout", "layer_norm_eps", "is_decoder", "rescale_embeddings"
+        )
         h = dim("h", hidden(fields))
         causal = fields.flag("is_decoder", default=False)
-        mixer = attention(fields, bias="qkvo", modules=_MODULES, causal=causal, rotary=False)
+        letters = "qkvo" if not fields.has("use_bias") or fields.flag("use_bias", default=True) else "o"  # BigBird
+        mixer = attention(fields, bias=letters, modules=_MODULES, causal=causal, rotary=False)
         feed_forward = mlp(fields, gated=False, bias=True, modules=("", "dense", "dense"))
         names = ("input_norm", "post_attention_norm") if traits.pre_norm else ("attention_norm", "output_norm")
         layer = Layer("layer", mixer, feed_forward, tuple(Norm(name, h, **LAYER_NORM) for name in names))
@@ -77,6 +80,9 @@ def _embeddings(fields: Fields, traits: Traits) -> tuple[Weight, ...]:
     found = [position_table(fields)] if traits.positions else []
     if traits.token_types:
         found.append(Weight("token_type", (dim("T", fields.size("type_vocab_size", default=2)), h)))
+    if fields.has("use_task_id") and fields.flag("use_task_id", default=False):  # ERNIE
+        found.append(Weight("task_type", (dim("T_t", fields.size("task_type_vocab_size")), h)))
+    fields.ignore("task_type_vocab_size", "use_task_id", "attention_type", "block_size", "num_random_blocks")
     if traits.embedding_norm:
         found += Norm("norm", h, **LAYER_NORM).weights
     return tuple(found)
@@ -90,6 +96,10 @@ def _other(fields: Fields, traits: Traits) -> tuple[Part, ...]:
     if traits.head and traits.transform:
         dense = linear("dense", "dense", h, h, bias=True)
         parts.append(Part("head_transform", (*dense, *Norm("norm", h, **LAYER_NORM).weights)))
+    if traits.head and not fields.flag("tie_word_embeddings", default=True):
+        parts.append(
+            Part("head_bias", (Weight("bias", (dim("V", fields.size("vocab_size")),)),))
+        )  # beside the head's own
     return tuple(parts)
 
 

@@ -168,7 +168,9 @@ def _nemotron_kinds(fields: Fields) -> list[str]:
 
 
 def _nemotron_mamba(fields: Fields) -> Recurrence:
-    fields.ignore("chunk_size", "expand", "use_mamba_kernels", "mamba_ssm_cache_dtype", "mamba_hidden_act")
+    fields.ignore(
+        "chunk_size", "expand", "use_mamba_kernels", "mamba_ssm_cache_dtype", "mamba_hidden_act", "mamba_proj_bias"
+    )
     return mamba2(
         dim("h", hidden(fields)),
         dim("n_m", fields.size("mamba_num_heads")),
@@ -176,7 +178,7 @@ def _nemotron_mamba(fields: Fields) -> Recurrence:
         dim("G", fields.size("n_groups", "mamba_n_groups")),
         dim("N", fields.size("ssm_state_size")),
         dim("K", fields.size("conv_kernel", "mamba_d_conv")),
-        bias=fields.flag("mamba_proj_bias", "use_bias", default=False),
+        bias=fields.flag("use_bias", default=False),
         conv_bias=fields.flag("use_conv_bias", "mamba_conv_bias", default=True),
     )
 
@@ -210,9 +212,7 @@ def nemotron_h(fields: Fields) -> ModelSpec:
     window = fields.size_or_none("sliding_window") or 0
     kinds: dict[str, Callable[[], Layer]] = {
         "mamba": lambda: Layer("mamba", _nemotron_mamba(fields), None, norm),
-        "attention": lambda: Layer(
-            "attention", attention(fields, bias=bias(fields), rotary=False, window=window), None, norm
-        ),
+        "attention": lambda: Layer("attention", attention(fields, rotary=False, window=window), None, norm),
         "mlp": lambda: Layer("mlp", None, _nemotron_mlp(fields, fields.size("intermediate_size")), norm),
         "moe": lambda: Layer("moe", None, _nemotron_moe(fields), norm),
     }
@@ -220,9 +220,10 @@ def nemotron_h(fields: Fields) -> ModelSpec:
     fields.ignore(
         "intermediate_size", "n_shared_experts", "moe_shared_expert_overlap", "num_logits_to_keep", "mlp_bias"
     )
+    fields.ignore("attention_bias")  # the class has it and does not read it
     fields.ignore("residual_in_fp32", "rescale_prenorm_residual", "num_nextn_predict_layers", "mtp_layers_block_type")
     fields.ignore("mtp_hybrid_override_pattern", "time_step_limit", "time_step_floor", "time_step_max", "time_step_min")
-    return assemble(fields, layers, dropout=dropouts(fields, **_DROPOUT))
+    return assemble(fields, layers, never_tied=True, dropout=dropouts(fields, **_DROPOUT))
 
 
 def bamba(fields: Fields) -> ModelSpec:
@@ -298,7 +299,7 @@ def mamba(fields: Fields) -> ModelSpec:
     rank = -(-hidden(fields) // 16) if auto else fields.size("time_step_rank")
     mixer = mamba1(
         dim("h", hidden(fields)),
-        dim("i", fields.size("expand") * hidden(fields)),
+        dim("i", fields.size_or_none("intermediate_size") or fields.size("expand") * hidden(fields)),
         dim("N", fields.size("state_size")),
         dim("r", rank),
         dim("K", fields.size("conv_kernel")),
@@ -329,7 +330,7 @@ def mamba2_model(fields: Fields) -> ModelSpec:
 
 
 def _ignore_mamba(fields: Fields) -> None:
-    fields.ignore("time_step_rank", "residual_in_fp32", "rescale_prenorm_residual", "intermediate_size", "hidden_act")
+    fields.ignore("time_step_rank", "residual_in_fp32", "rescale_prenorm_residual", "expand", "hidden_act")
     fields.ignore("use_mambapy", "use_associative_scan", "use_falcon_mambapy", "mixer_rms_eps", "time_step_init_scheme")
     fields.ignore(
         "time_step_scale", "time_step_min", "time_step_max", "time_step_floor", "time_step_limit", "layer_types"

@@ -50,6 +50,14 @@ def deepseek(fields: Fields) -> ModelSpec:
     return _latent_moe(fields, {"full": lambda: latent_attention(fields)}, ["full"] * num_layers(fields))
 
 
+def deepseek_v2(fields: Fields) -> ModelSpec:
+    """DeepSeek-V2, whose class alone reads `mlp_bias`."""
+    has_bias = fields.flag("mlp_bias", default=False)
+    if has_bias:
+        raise InputError.of("mlp_bias", True, "only false is understood for DeepSeek-V2")
+    return deepseek(fields)
+
+
 def deepseek_v32(fields: Fields) -> ModelSpec:
     """DeepSeek-V3.2: V3 with an indexer in every layer."""
     mixer = {"sparse": lambda: latent_attention(fields, indexer=indexer(fields))}
@@ -83,17 +91,13 @@ def _indexer_schedule(fields: Fields, count: int) -> list[str]:
     return ["full" if max(at - offset + 1, 0) % every == 0 else "shared" for at in range(count)]
 
 
-def _latent_moe(
-    fields: Fields, mixers: dict[str, Callable[[], LatentAttention]], kinds: list[str], names: tuple[str, ...] = ()
-) -> ModelSpec:
-    has_bias = fields.flag("mlp_bias", default=False) if fields.has("mlp_bias") else False
-
+def _latent_moe(fields: Fields, mixers: dict[str, Callable[[], LatentAttention]], kinds: list[str]) -> ModelSpec:
     def routed() -> MoE:
         return moe(fields, shared=shared_expert(fields, _EXPERTS))
 
-    forwards: dict[str, Callable[[], FeedForward]] = {"moe": routed, "dense": lambda: mlp(fields, bias=has_bias)}
+    forwards: dict[str, Callable[[], FeedForward]] = {"moe": routed, "dense": lambda: mlp(fields)}
     pattern = first_dense(default=0 if "first_k_dense_replace" in fields.data else 1)(fields)
-    layers = combined(mixers, kinds, forwards, pattern, norms(fields, *names))
+    layers = combined(mixers, kinds, forwards, pattern, norms(fields))
     fields.ignore("num_key_value_heads", "num_nextn_predict_layers", "num_mtp_layers", "head_dim", "qk_head_dim")
     fields.ignore("intermediate_size", "moe_layer_freq", "layer_types", "indexer_rope_interleave", "mlp_bias")
     return assemble(fields, layers, dropout=dropouts(fields, **_DROPOUT))
@@ -134,7 +138,7 @@ def minicpm3(fields: Fields) -> ModelSpec:
 
 
 FAMILIES = {
-    "DeepseekV2ForCausalLM": Family(deepseek, "deepseek_v2"),
+    "DeepseekV2ForCausalLM": Family(deepseek_v2, "deepseek_v2"),
     "DeepseekV3ForCausalLM": Family(deepseek, "deepseek_v3"),
     "DeepseekV32ForCausalLM": Family(deepseek_v32, "deepseek_v32"),
     "GlmMoeDsaForCausalLM": Family(glm_moe_dsa, "glm_moe_dsa"),

@@ -62,6 +62,9 @@ def llava(fields: Fields) -> ModelSpec:
     fields.ignore("ignore_index", "vision_feature_layer", "vision_feature_select_strategy", "projector_hidden_act")
     fields.ignore("vocab_size", "image_seq_length")
     vision = replace(tower, parts=(*tower.parts, Part("projector", projector)))
+    inner = text.flag("tie_word_embeddings", default=False)  # older configs say it here
+    if inner:
+        fields.data = {**fields.data, "tie_word_embeddings": True}
     return with_text(fields, read, text, False, (vision,))
 
 

@@ -30,6 +30,8 @@ def _t5_mlp(fields: Fields) -> MLP:
     gated, _, name = kind.rpartition("-")
     if gated not in ("", "gated"):
         raise InputError.of("feed_forward_proj", kind, 'it must be an activation, or "gated-" and an activation')
+    if fields.flag("is_gated_act", default=bool(gated)) != bool(gated) if fields.has("is_gated_act") else False:
+        raise InputError.of("is_gated_act", fields.data["is_gated_act"], f"feed_forward_proj is {kind!r}")
     modules = ("wi_0", "wi_1", "wo") if gated else ("", "wi", "wo")
     activation = "gelu_new" if kind == "gated-gelu" else name
     return MLP(fields.size("d_model"), fields.size("d_ff"), bool(gated), False, activation, modules)
@@ -124,12 +126,12 @@ def decoder(traits: Traits) -> Callable[[Fields], ModelSpec]:
             embeddings += Norm("norm", h, **LAYER_NORM).weights
         depth = fields.size("decoder_layers", high=MOST_LAYERS)
         _ignore(fields)
-        if traits.never_tied:  # this class has its own head whatever the config says
-            fields.data = {**fields.data, "tie_word_embeddings": False}
+        _check(fields)
         return assemble(
             fields,
             Stack((layer,), (0,) * depth),
             tied=True,
+            never_tied=traits.never_tied,
             embeddings=embeddings,
             final_norm=Norm("weight", h, **LAYER_NORM),
             no_final_norm=not traits.final_norm,
@@ -137,6 +139,23 @@ def decoder(traits: Traits) -> Callable[[Fields], ModelSpec]:
         )
 
     return read
+
+
+def _check(fields: Fields) -> None:
+    """Flags of single classes that change their tensors: only their defaults are understood."""
+    wanted = {
+        "use_prompt": False,
+        "use_bias": False,
+        "use_learned_position_embeddings": True,
+        "layernorm_embedding": True,
+    }
+    for key, value in wanted.items():
+        if fields.has(key) and fields.flag(key, default=value) != value:
+            raise InputError.of(key, fields.data[key], f"only {value} is understood for this class")
+    rows = fields.size_or_none("decoder_vocab_size")
+    if rows is not None and rows != fields.size("vocab_size"):
+        raise InputError.of("decoder_vocab_size", rows, f"it must equal vocab_size ({fields.size('vocab_size')})")
+    fields.ignore("share_encoder_decoder_embeddings", "prompt_length", "prompt_mid_dim")
 
 
 def _ignore(fields: Fields) -> None:

@@ -1,0 +1,128 @@
+"""Adding a family is a few lines; a mutated config is counted exactly or refused; published totals are explained."""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from calc.catalogue import catalogue, load, load_config
+from calc.errors import InputError
+from calc.model import families
+from calc.model.config import from_config, parse_config
+from calc.parameters import parameters
+
+
+def test_a_made_up_family_takes_a_few_lines(monkeypatch):
+    from calc.model.families.base import Family
+    from calc.model.families.common import assemble, attention, mlp, norms, uniform
+    from calc.model.spec import Layer
+
+    def made_up(fields):
+        layer = Layer("layer", attention(fields, "head"), mlp(fields, gated=False), norms(fields))
+        return assemble(fields, uniform(fields, layer), tied=True)
+
+    monkeypatch.setitem(families.FAMILIES, "MadeUpForCausalLM", Family(made_up, "https://example.org/made_up.py"))
+    sizes = {
+        "hidden_size": 8,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "vocab_size": 50,
+    }
+    spec = from_config({"architectures": ["MadeUpForCausalLM"], **sizes})
+    assert parameters(spec).total == 50 * 8 + 3 * (4 * 8 * 8 + 2 * 4 + 2 * 8 * 16 + 2 * 8) + 8
+
+
+# FORMULAS: golden totals and active counts (embedding included), each also printed by its publisher or a public run log
+GOLDEN = {
+    "llama-2-7b": (6_738_415_616, None),
+    "meta-llama-3-8b": (8_030_261_248, None),
+    "meta-llama-3-70b": (70_553_706_496, None),
+    "meta-llama-3.1-405b": (405_853_388_800, None),
+    "mixtral-8x7b-v0.1": (46_702_792_704, 12_879_925_248),
+    "qwen3-30b-a3b": (30_532_122_624, 3_353_032_704),
+    "qwen3-235b-a22b": (235_093_634_560, 22_190_763_520),
+    "deepseek-v3": (671_026_404_352, 37_552_282_624),
+    "gpt-oss-20b": (20_914_757_184, 4_187_440_704),
+    "gpt2": (124_439_808, 124_439_808),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_totals_and_active_counts_are_the_golden_ones(name):
+    answer, (total, active) = parameters(load(name)), GOLDEN[name]
+    assert answer.total == total
+    assert active is None or answer.active == active
+
+
+def test_a_hub_total_that_needs_no_explanation_is_the_count():
+    plain = {name: entry.hub_total for name, entry in catalogue().items() if entry.hub_total and not entry.note}
+    assert len(plain) > 50
+    assert {name: parameters(load(name)).total for name in plain} == plain
+
+
+JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.sampled_from([0, 1, 2, 3, 7, 64, 96, 4096]),
+    st.floats(),
+    st.text(max_size=20),
+    st.lists(st.integers(-2, 300), max_size=80),
+    st.dictionaries(st.text(max_size=5), st.integers(), max_size=3),
+    st.just(["full_attention"] * 48),
+)
+
+
+def _places(config: dict[str, Any], before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    found = []
+    for key, value in config.items():
+        found.append((*before, key))
+        if isinstance(value, dict):
+            found += _places(value, (*before, key))
+    return found
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_any_one_mutated_field_is_counted_or_refused_within_a_second(data):
+    config = copy.deepcopy(load_config(data.draw(st.sampled_from(sorted(catalogue())))))
+    place = data.draw(st.sampled_from(_places(config)))
+    inner = config
+    for key in place[:-1]:
+        inner = inner[key]
+    if data.draw(st.booleans()):
+        inner[place[-1]] = data.draw(JUNK)
+    else:
+        del inner[place[-1]]
+    start = time.perf_counter()
+    answer = _answer(config)
+    assert time.perf_counter() - start < 1
+    assert isinstance(answer, int) or (answer and "\n" not in answer and len(answer) < 600)
+
+
+def _answer(config: dict[str, Any]) -> int | str:
+    """The count, or the words of the refusal."""
+    try:
+        return parameters(from_config(config)).total
+    except InputError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "{", '{"a": NaN}', '{"a": Infinity}', "[" * 100_000, '{"a":' * 5000])
+def test_what_is_not_a_config_is_refused_in_one_line(text):
+    with pytest.raises(InputError):
+        from_config(parse_config(text))
+
+
+def test_sizes_that_make_a_model_are_never_assumed():
+    for missing in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
+        config = load_config("llama-2-7b")
+        del config[missing]
+        with pytest.raises(InputError, match=f"{missing}: missing"):
+            from_config(config)

@@ -1,0 +1,51 @@
+"""Every causal-LM class that transformers offers: its default config is counted exactly or refused, never counted wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from calc.errors import InputError
+from calc.model.config import from_config
+from calc.parameters import parameters
+from tests.calc.model.witness import build, count
+
+pytestmark = pytest.mark.torch
+
+
+def _default_configs() -> dict[str, dict[str, Any]]:
+    """The default config of each class, as its `to_dict` writes it. A class whose own default is broken has none."""
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    found = {}
+    for name in sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())):
+        try:
+            found[name] = getattr(transformers, name).config_class().to_dict() | {"architectures": [name]}
+        except Exception:  # whatever its own code raises: nothing to count
+            continue
+    return found
+
+
+def test_the_default_config_of_every_class_is_exact_or_refused(capsys):
+    exact, refused, wrong, broken = [], [], [], []
+    for name, config in _default_configs().items():
+        try:
+            model = build(name, config)
+        except Exception:  # whatever its own code raises: nothing to compare with
+            broken.append(name)
+            continue
+        try:
+            ours = parameters(from_config(config)).total
+        except InputError:
+            refused.append(name)
+            continue
+        (exact if ours == count(model) else wrong).append(name)
+    with capsys.disabled():
+        print(
+            f"\ncausal-LM classes of transformers: {len(exact)} exact, {len(refused)} refused, {len(wrong)} wrong, "
+            f"{len(broken)} that transformers itself cannot build"
+        )
+    assert wrong == []
+    assert len(exact) >= 120
