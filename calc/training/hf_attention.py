@@ -8,7 +8,7 @@ from calc.model.weights import Weight as ModelWeight
 from calc.training import ops
 from calc.training.ops import FULL, HALF, LONG, ONE
 from calc.training.program import Builder
-from calc.training.tape import FIXED, PAIRS, Value
+from calc.training.tape import FIXED, PAIRS, TOKENS, Edge, Extent, Value, Weight
 
 
 def _named(weights: tuple[ModelWeight, ...], *names: str) -> tuple[ModelWeight, ...]:
@@ -57,7 +57,7 @@ def attention(b: Builder, x: Value, mixer: Attention, tables: Value) -> Value:
     if mixer.rotary:
         query, key = _turned(b, query, a, mixer, tables, "query"), _turned(b, key, k, mixer, tables, "key")
     window = mixer.window or mixer.chunk
-    mixed = kernel(b, query, key, value, (a, k, d, d_v), window, mixer.softcap, mixer.rotary and mixer.rotary_joined)
+    mixed = kernel(b, query, key, value, (a, k, d, d_v), window, mixer)
     if gate is not None:
         mixed = ops.mul(t, mixed, ops.unary(t, gate, "gate", "result"), "gated")
     return b.linear(mixed, _named(weights, "output"), dim("h", mixer.hidden_size), "output", names[3])
@@ -90,8 +90,7 @@ def kernel(
     value: Value,
     heads: Heads,
     window: int,
-    softcap: bool = False,
-    joined: bool = False,
+    mixer: Attention | None = None,
 ) -> Value:
     """Attention by the kernel that CUDA picks: flash for 16 bits, one head size and no mask; the efficient kernel for other
     sizes, masks and fp32 where all heads are equal; plain mathematics for the rest (PyTorch 2.13, sdp_utils.cpp)."""
@@ -100,12 +99,13 @@ def kernel(
     masked = 0 < window <= settings.longest_masked and settings.attention != "flash"
     size = HALF if settings.autocast else query.bytes
     if settings.attention == "eager":
-        return _eager(b, query, key, value, heads, softcap)
+        return _eager(b, query, key, value, heads, mixer)
     query, key, value = (ops.cast(t, x, size, name) for x, name in ((query, "query"), (key, "key"), (value, "value")))
     grouped = a.size != k.size
     if settings.attention == "flash" or (size == HALF and not masked and d.size == d_v.size and d.size <= 256):
         mixed = _fused(b, query, key, value, heads, "flash")
         # flash answers in the layout of the query; after a join that is head by head, and the output is copied
+        joined = mixer is not None and mixer.rotary and mixer.rotary_joined
         return ops.copy(t, mixed, "output_input") if joined else mixed
     if grouped and (masked or d.size != d_v.size):  # transformers repeats the heads itself
         key, value = _repeated(b, key, k, "repeated_key", a * d), _repeated(b, value, k, "repeated_value", a * d_v)
@@ -150,7 +150,7 @@ def _mathematics(b: Builder, query: Value, key: Value, value: Value, heads: Head
     return ops.copy(t, ops.cast(t, out, kept), "output_input")
 
 
-def _eager(b: Builder, query: Value, key: Value, value: Value, heads: Heads, softcap: bool) -> Value:
+def _eager(b: Builder, query: Value, key: Value, value: Value, heads: Heads, mixer: Attention | None) -> Value:
     """transformers' eager attention: repeated heads, scores, an fp32 softmax, weights in the model's format."""
     t, (a, k, d, d_v) = b.tape, heads
     size = ops.matmul_bytes(t, value)
@@ -160,14 +160,36 @@ def _eager(b: Builder, query: Value, key: Value, value: Value, heads: Heads, sof
     scores = t.new("scores", a, PAIRS, size)
     ops.kernel(t, [query, key], scores, [query, key] if query.grad else [])
     scores = ops.scale(t, scores, "scores")
-    if softcap:
+    if mixer and mixer.softcap:
         scores = ops.scale(t, ops.unary(t, ops.scale(t, scores), "capped", "result"), "scores")
     scores = ops.scale(t, scores, "scores")  # plus the mask
-    weights = ops.cast(t, ops.softmax(t, scores, "probabilities", FULL), size, "weights")
+    if mixer and mixer.sinks:
+        weights = _with_sinks(b, scores, a)
+    else:
+        weights = ops.cast(t, ops.softmax(t, scores, "probabilities", FULL), size, "weights")
+    del scores
     weights = ops.dropout(t, weights, b.settings.probability("attention"), "weights")
     out = t.new("mixed", a * d_v, query.extent, size)
     ops.kernel(t, [weights, value], out, [weights, value] if weights.grad or value.grad else [])
     return ops.copy(t, out, "output_input")
+
+
+def _with_sinks(b: Builder, scores: Value, a: Dim) -> Value:
+    """Softmax over the scores and one learned sink a head, in the model's format; the sink's column is dropped after."""
+    t = b.tape
+    column, places = t.new("sinks", a, Extent(scores.extent.batch, 1), scores.bytes), t.new("largest", a, TOKENS, LONG)
+    weights = t.like(scores, "weights")
+    sinks = Weight("sinks", a, b.settings.lora is None, b.settings.bytes)
+    wants = scores.grad
+
+    def backward(g: Value, *saved: Value) -> tuple[Value | None]:
+        made = t.like(g) if wants else None
+        if sinks.trains:
+            ops.weight_gradient(t, sinks)
+        return (made,)
+
+    t.record([scores, Edge() if sinks.trains else None], weights, [weights, column, places], backward)
+    return weights
 
 
 def latent(b: Builder, x: Value, mixer: LatentAttention, tables: Value) -> Value:

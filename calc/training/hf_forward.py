@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from calc.model.feed_forward import MLP, MoE
 from calc.model.weights import Dim, dim
 from calc.training import ops
-from calc.training.ops import FULL, LONG, ONE
+from calc.training.ops import FULL, HALF, LONG, ONE
 from calc.training.program import Builder
 from calc.training.tape import FIXED, Edge, Value, Weight
+from calc.training.tensors import FP32_ROUTERS
 
 
 def _gelu_new(b: Builder, x: Value) -> Value:
@@ -78,18 +79,24 @@ _NORMALISED: Rows = (*_SOFTMAX, ("chosen_probabilities", FULL, "K"), ("their_sum
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """What a model class's router keeps: its rows, whether it computes in fp32, and whether the experts' weights stay so."""
+    """What a model class's router keeps: its rows, whether it computes in fp32, and whether the experts' weights stay so.
+
+    `clamped`: its experts clamp gate and up, and gate with gate * sigmoid(alpha * gate) * (up + 1).
+    """
 
     rows: Rows
     wide: bool = False
     wide_scores: bool = False
+    clamped: bool = False
 
 
+_FP32_ROUTER = Router(_NORMALISED, wide=True, wide_scores=True)
 ROUTERS: dict[str, Router] = {
     "": Router(_NORMALISED),
     "MixtralForCausalLM": Router(_NORMALISED, wide_scores=True),
+    "GptOssForCausalLM": Router((("chosen", LONG, "K"), ("chosen_probabilities", HALF, "K")), clamped=True),
+    **dict.fromkeys(FP32_ROUTERS, _FP32_ROUTER),
     "DeepseekV2ForCausalLM": Router(_SOFTMAX, wide=True, wide_scores=True),
-    "DeepseekV3ForCausalLM": Router(_NORMALISED, wide=True, wide_scores=True),
 }
 
 
@@ -135,15 +142,19 @@ def _experts(b: Builder, x: Value, scores: Value, module: MoE, k: Dim, h: Dim) -
     up_weights = tuple(w for w in expert.weights if w.matmul and w.name in ("gate", "up"))
     down_weights = tuple(w for w in expert.weights if w.matmul and w.name == "down")
     order = [t.new(name, k, x.extent, LONG) for name in ("token_of_slot", "slot_order", "slot_place")]
+    if settings.lora is None and any(not weight.matmul for weight in expert.weights):
+        order.append(t.new("expert_of_slot", k, x.extent, LONG))  # which bias each slot takes
     gathered = t.new("gathered", k * h, x.extent, x.bytes)
-    ops.kernel(t, [x], gathered, [order[0]] if x.grad else [])
+    ops.kernel(t, [x], gathered, [order[0], *order[3:]] if x.grad else [])
     sorted_scores = t.new("sorted_scores", k, x.extent, scores.bytes)
     ops.kernel(t, [scores], sorted_scores, [order[1]] if scores.grad else [])
     offsets = t.new("offsets", dim("E", module.num_experts), FIXED, 4)
     width = dim("2", 2) * f if expert.gated else f
     both = _grouped(b, gathered, b.weight(*up_weights, copies=copies), k * width, "gate_up", offsets)
     del gathered
-    if expert.gated:
+    if expert.gated and ROUTERS.get(settings.router, ROUTERS[""]).clamped:
+        inner = _clamped(b, both, k * f)
+    elif expert.gated:
         gate, up = ops.split(t, both, [k * f, k * f])
         inner = ops.mul(t, activate(b, gate, expert.activation), up, "product")
         del gate, up
@@ -161,6 +172,16 @@ def _experts(b: Builder, x: Value, scores: Value, module: MoE, k: Dim, h: Dim) -
     meta = (placed.dim, placed.extent, placed.bytes)
     t.record([placed], summed, [], lambda g: (Value(t, g.storage, meta[0], None),))
     return ops.cast(t, summed, x.bytes, "output")
+
+
+def _clamped(b: Builder, both: Value, width: Dim) -> Value:
+    """clamp(gate) * sigmoid(alpha * clamp(gate)) * (clamp(up) + 1), operator by operator."""
+    t = b.tape
+    gate, up = ops.slices(t, both, [width, width])
+    gate = ops.unary(t, gate, "clamped_gate")
+    up = ops.unary(t, up, "clamped_up")
+    glu = ops.mul(t, gate, ops.unary(t, ops.scale(t, gate), "sigmoid", "result"), "gated")
+    return ops.mul(t, ops.scale(t, up, "up_plus_one"), glu, "product")
 
 
 def _grouped(b: Builder, x: Value, weight: Weight, out_dim: Dim, name: str, offsets: Value) -> Value:

@@ -142,20 +142,21 @@ def linear(
     inputs = cast(t, x, size, f"{name}_input")
     copy = t.weight_copy(weight) if t.autocast and weight.bytes != size else None
     out = t.new(name, out_dim, extent or x.extent, size)
-    wants_x = inputs.grad
+    wants_x, cast_weight = inputs.grad, copy is not None
     meta = (inputs.dim, inputs.extent)
 
-    def backward(g: Value, *saved: Value) -> tuple[Value | None]:
+    def backward(g: Value, *saved: Value) -> tuple[Value | None, Value | None]:
         to_x = t.new("gradient", *meta, size) if wants_x else None
-        if weight.trains:
+        to_copy = t.new(f"{weight.name}_gradient", weight.dim, FIXED, size) if weight.trains and cast_weight else None
+        if weight.trains and not cast_weight:
             weight_gradient(t, weight, size)
         if bias and bias.trains:
             weight_gradient(t, bias, size)
-        return (to_x,)
+        return to_x, to_copy
 
     saved = [*([inputs] if weight.trains else []), *([copy] if copy is not None and wants_x else [])]
     trained = weight.trains or (bias is not None and bias.trains)
-    t.record([inputs, Edge() if trained else None], out, saved, backward)
+    t.record([inputs, copy if cast_weight else Edge() if trained else None], out, saved, backward)
     return out
 
 
@@ -169,6 +170,7 @@ def unary(t: Tape, x: Value, name: str, saves: str = "input") -> Value:
 
 def power(t: Tape, x: Value, name: str = "power") -> Value:
     """x ** n: the input is saved; backward makes x ** (n - 1), n times that, and the product."""
+    x = cast(t, x, FULL if t.autocast else x.bytes, "fp32_input")
     out = t.like(x, name)
 
     def backward(g: Value, *saved: Value) -> tuple[Value]:

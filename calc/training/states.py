@@ -80,7 +80,8 @@ class StateKey(NamedTuple):
         """The states of this tensor. peft keeps adapters in fp32; what LoRA freezes has its weight alone."""
         if tensor.adapter:
             return rules("fp32", self.optimizer)
-        found = rules(self.recipe, self.optimizer)
+        fp32 = tensor.wide and self.recipe == "pure-bf16" and self.granule > 1
+        found = rules("fp32" if fp32 else self.recipe, self.optimizer)
         return tuple(rule for rule in found if rule.group == "parameters") if self.frozen else found
 
     def ranks(self, tensor: Tensor, rule: Rule) -> int:

@@ -135,8 +135,15 @@ class Tape:
     def weight_copy(self, weight: Weight) -> Value:
         """Autocast's 16-bit copy of a weight, made at its first use."""
         if weight not in self.casts:
-            edge = Edge() if weight.trains else None
-            self.casts[weight] = self.new(f"{weight.name}_copy", weight.dim, FIXED, 2, edge)
+            made = self.new(f"{weight.name}_copy", weight.dim, FIXED, 2)
+            self.casts[weight] = made
+            if weight.trains:
+
+                def backward(g: Value) -> tuple[None]:
+                    self.keep_gradient(self.new(f"{weight.name}_gradient", weight.dim, FIXED, weight.bytes))
+                    return (None,)
+
+                self.record([Edge()], made, [], backward)
         return self.casts[weight]
 
     def keep_gradient(self, value: Value) -> None:

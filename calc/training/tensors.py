@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
 
@@ -12,6 +12,24 @@ from calc.model.mixers import Attention
 from calc.model.spec import Layer, ModelSpec, Stack
 from calc.model.weights import Part, Split, Weight
 from calc.units import ceil_div
+
+# Model classes that keep their routers in fp32 (_keep_in_fp32_modules_strict, transformers 5.24) and compute them so.
+FP32_ROUTERS = frozenset(
+    [
+        "DeepseekV2ForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "DeepseekV32ForCausalLM",
+        "Dots1ForCausalLM",
+        "Ernie4_5_MoeForCausalLM",
+        "ExaoneMoeForCausalLM",
+        "Glm4MoeForCausalLM",
+        "Glm4MoeLiteForCausalLM",
+        "GlmMoeDsaForCausalLM",
+        "KimiLinearForCausalLM",
+        "MiMoV2FlashForCausalLM",
+        "NemotronHForCausalLM",
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +51,7 @@ class Tensor:
     expert: bool = False
     matrix: bool = False
     adapter: bool = False
+    wide: bool = False  # its model class keeps it in fp32
 
     @property
     def elements(self) -> int:
@@ -157,9 +176,16 @@ def _adapters(parts: tuple[Part, ...], lora: Lora) -> Iterator[Tensor]:
 
 
 def _group(
-    path: tuple[str, ...], layer: Layer | None, parts: tuple[Part, ...], tp: int, ep: int, lora: Lora | None = None
+    path: tuple[str, ...],
+    layer: Layer | None,
+    parts: tuple[Part, ...],
+    tp: int,
+    ep: int,
+    lora: Lora | None = None,
+    wide_router: bool = False,
 ) -> Tensors:
     found = [tensor for part in parts for tensor in _part(part, layer, tp, ep)]
+    found = [replace(tensor, wide=True) if wide_router and tensor.path[0] == "router" else tensor for tensor in found]
     found += _adapters(parts, lora) if lora else ()
     return Tensors(path, tuple(found))
 
@@ -187,9 +213,9 @@ def kind_path(stack: Stack, index: int) -> tuple[str, ...]:
 @lru_cache(maxsize=256)
 def model_tensors(spec: ModelSpec, tp: int, ep: int, lora: Lora | None = None) -> ModelTensors:
     """Every tensor of the model on one rank. Cached: a spec hashes by identity."""
-    stack = spec.layers
+    stack, wide = spec.layers, spec.architecture in FP32_ROUTERS
     kinds = tuple(
-        _group(kind_path(stack, index), kind, stack.kind_parts[index], tp, ep, lora)
+        _group(kind_path(stack, index), kind, stack.kind_parts[index], tp, ep, lora, wide)
         for index, kind in enumerate(stack.kinds)
     )
     end = [Part("final_norm", spec.final_norm.weights)] if spec.final_norm else []
