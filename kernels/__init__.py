@@ -4,4 +4,5 @@ copy      out = x                              launch    what the launchers shar
 matmul    out = a · b in bf16, fp16, fp8, int8
 flash_attention, flash_attention_backward    softmax(q·kᵀ)·v, causal, grouped, windowed (attention_tiles: what they share)
 standard_attention    the same with all scores in memory
+paged_decode    one query a sequence over a cache in blocks: grouped heads, latents
 """
