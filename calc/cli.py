@@ -82,11 +82,11 @@ def _answer(command: Command, argv: Sequence[str]) -> str:
     if command.takes_gpu:
         add_gpu_flags(parser)
     add_plan_flags(parser, command)
-    _add_format(parser)
+    add_format(parser)
     given = vars(parser.parse_args(argv))
     plan = validated(command.plan, {key: given[key] for key in command.plan.model_fields if key in given}, flag)
     if command.stored:
-        return _formatted(command.answer_with_stored(plan, given["MODEL"]), _format(given))
+        return formatted(command.answer_with_stored(plan, given["MODEL"]), chosen_format(given))
     spec = gpu = None
     if command.takes_model:
         from calc.catalogue import load
@@ -96,20 +96,21 @@ def _answer(command: Command, argv: Sequence[str]) -> str:
         from calc.hardware import chosen_gpu
 
         gpu = chosen_gpu(given["gpu"], given["gpu_memory_gib"], given["gpu_tflops"], given["gpu_GBps"], flag)
-    return _formatted(command.answer(plan, spec, gpu), _format(given))
+    return formatted(command.answer(plan, spec, gpu), chosen_format(given))
 
 
-def _add_format(parser: argparse.ArgumentParser) -> None:
+def add_format(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", default="table", metavar="|".join(FORMATS), help="how to print (default: table)")
 
 
-def _format(given: Mapping[str, Any]) -> str:
+def chosen_format(given: Mapping[str, Any]) -> str:
     if given["format"] not in FORMATS:
         raise InputError.of("--format", given["format"], f"it must be one of {', '.join(FORMATS)}")
     return str(given["format"])
 
 
-def _formatted(answer: Answer, form: str) -> str:
+def formatted(answer: Answer, form: str) -> str:
+    """The answer as a table, JSON, CSV or Markdown."""
     if form == "json":
         return json.dumps(answer.as_json(), indent=1)
     if form == "csv":
@@ -231,7 +232,7 @@ def _in(value: float | None, unit: int) -> float | None:
 def _list_parser(name: str) -> Parser:
     parser = Parser(prog=f"python -m calc {name}", description=f"The catalogue of {name}.", allow_abbrev=False)
     parser.add_argument("--search", default="", metavar="TEXT", help="only names that hold this text")
-    _add_format(parser)
+    add_format(parser)
     return parser
 
 
@@ -241,7 +242,7 @@ def _found(argv: Sequence[str], name: str, rows: Mapping[str, Any]) -> list[Any]
 
 
 def _listing(rows: list[dict[str, Any]], argv: Sequence[str], columns: tuple[str, ...]) -> str:
-    form = _format(vars(_list_parser("").parse_args(argv)))
+    form = chosen_format(vars(_list_parser("").parse_args(argv)))
     if form == "json":
         return json.dumps(rows, indent=1)
     if form == "csv":

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 from typing import Any
 
-from calc.breakdown import to_csv
+from calc.breakdown import Breakdown, Component
 from calc.catalogue import load_config
-from calc.cli import FORMATS, Parser, add_plan_flags, aligned, markdown
+from calc.cli import Parser, add_format, add_gpu_flags, add_plan_flags, chosen_format, formatted
 from calc.commands import Command, flag
 from calc.errors import InputError, validated
+from calc.hardware import Gpu, chosen_gpu
+from calc.training.overhead import SOURCES, overhead
 from calc.training.plan import TrainingPlan
 from calc.units import show_bytes
+from measure.trace.child import observe
 from measure.trace.options import TraceOptions
 
 _SHARED = (
@@ -41,56 +39,75 @@ _TRACED: Mapping[str, tuple[Any, ...]] = {
     "method": ("full", "lora", "dora"),
     "objective": ("pretrain", "sft"),
 }
-_FREE = ("seq", "micro_batch", "global_batch", "optimizer_kernel", "dropout", "lora_rank", "lora_targets")
+_FREE = (
+    "context_mib",
+    "nccl_mib",
+    "workspace_mib",
+    "fragmentation_percent",
+    "seq",
+    "micro_batch",
+    "global_batch",
+    "optimizer_kernel",
+    "dropout",
+    "lora_rank",
+    "lora_targets",
+)
 _FLAGS = Command("trace", "", "calc.training.plan", "TrainingPlan", "")  # whose plan gives the flags
-_COLUMNS = ("path", "value", "unit", "source")
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """The JSON of a trace, as an answer that the command line can print in every format."""
+
+    data: dict[str, Any]
+
+    @property
+    def breakdown(self) -> Breakdown:
+        """The peak instant, one leaf a component."""
+        return Breakdown(
+            Component("", children=tuple(Component(row["path"], row["value"]) for row in self.data["components"])),
+            "bytes",
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return self.data
 
 
 def main(argv: Sequence[str]) -> str:
     """The answer as text. InputError on bad input, on what a trace cannot run, and when it takes longer than --seconds."""
     given = vars(_parser().parse_args(argv))
-    if given["format"] not in FORMATS:
-        raise InputError.of("--format", given["format"], f"it must be one of {', '.join(FORMATS)}")
-    options = _options(given)
-    answer = observe(load_config(given["MODEL"]), options, _seconds(given["seconds"]))
+    form = chosen_format(given)
+    plan = _plan(given)
+    options = _options(plan, given)
+    gpu = chosen_gpu(given["gpu"], given["gpu_memory_gib"], given["gpu_tflops"], given["gpu_GBps"], flag)
+    observed = observe(load_config(given["MODEL"]), options, _seconds(given["seconds"]))
     if given["ledger"]:
-        return ledger(answer, options)
-    return _formatted(answer, given["format"])
+        return ledger(observed, options)
+    return formatted(Observed(_completed(observed, plan, gpu)), form)
 
 
-def observe(config: Mapping[str, Any], options: TraceOptions, seconds: float) -> dict[str, Any]:
-    """Trace in a child process that ends with this one and within `seconds`. Its progress goes to standard error."""
-    request = json.dumps({"config": config, "options": asdict(options)})
-    command = [sys.executable, "-m", "measure.trace"]
-    ended = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the child below is killed too
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_environment()
-    ) as child:
-        try:
-            output, _ = child.communicate(request, timeout=seconds)
-        except subprocess.TimeoutExpired:
-            raise InputError.of(
-                "--seconds", seconds, "the trace took longer and was stopped; allow more, or shorten --seq"
-            ) from None
-        finally:
-            child.kill()
-            signal.signal(signal.SIGTERM, ended)
-    if child.returncode != 0 or not output:
-        raise InputError(f"the trace ended with status {child.returncode} and no answer (out of memory?)")
-    answer: dict[str, Any] = json.loads(output)
-    if "error" in answer:
-        raise InputError(answer["error"], answer["field"])
-    return answer
-
-
-def _environment() -> dict[str, str]:
-    """No network, no downloads, no stray threads: the child builds from the config alone."""
+def _completed(observed: Mapping[str, Any], plan: TrainingPlan, gpu: Gpu | None) -> dict[str, Any]:
+    """What was observed, with what no tensor shows put on top by the same rules as for a prediction."""
+    peak = observed["peak_bytes"]
+    lines = overhead(plan, gpu, peak)
+    reserved = peak + lines.workspace + lines.fragmentation
+    driver = reserved + lines.context + lines.nccl
+    memory = gpu.memory_bytes if gpu else None
+    states = ("peak_bytes", "peak_phase", "parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes")
+    stage = {"stage": 0, "layers": observed["layers"], "in_flight": 1, **{key: observed[key] for key in states}}
     return {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
+        **{key: value for key, value in observed.items() if key not in ("saved", "components", "assumptions")},
+        "overhead_bytes": lines._asdict(),
+        "reserved_bytes": reserved,
+        "driver_bytes": driver,
+        "gpu_memory_bytes": memory,
+        "fits": None if memory is None else driver <= memory,
+        "headroom_bytes": None if memory is None else memory - driver,
+        "gpus": 1,
+        "stages": [stage],
+        "saved": observed["saved"],
+        "components": observed["components"],
+        "assumptions": [*observed["assumptions"], *(f"not observed: {source}" for source in SOURCES.values())],
     }
 
 
@@ -101,6 +118,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "MODEL", help="a catalogue name, a path to a config.json or its folder, or - for standard input"
     )
+    add_gpu_flags(parser)
     add_plan_flags(parser, _FLAGS)
     parser.add_argument(
         "--layers",
@@ -115,25 +133,28 @@ def _parser() -> Parser:
     parser.add_argument(
         "--ledger", action="store_true", help="print what each layer keeps for backward, operation by operation"
     )
-    parser.add_argument("--format", default="table", metavar="|".join(FORMATS), help="how to print (default: table)")
+    add_format(parser)
     return parser
 
 
-def _options(given: Mapping[str, Any]) -> TraceOptions:
+def _plan(given: Mapping[str, Any]) -> TrainingPlan:
+    """The plan that the flags describe, by the rules of a prediction. InputError when a trace does not run it."""
     values = {key: given[key] for key in TrainingPlan.model_fields if key in given}
-    targets = tuple(filter(None, values.pop("lora_targets", "").split(",")))
-    dora = values.get("method") == "dora"
-    if dora:
-        values["method"] = "lora"  # the same rules hold
+    if values.get("method") == "dora":  # which no ledger knows yet; the rules are those of LoRA
+        values["method"] = "lora"
     plan = validated(TrainingPlan, values, flag)
     _refuse(plan)
-    shared = {
-        name: getattr(plan, name) for name in _SHARED if name in values
-    }  # what was not given keeps the trace's default
+    return plan
+
+
+def _options(plan: TrainingPlan, given: Mapping[str, Any]) -> TraceOptions:
+    shared = {name: getattr(plan, name) for name in _SHARED if name in given}  # the rest keeps the trace's own defaults
+    if given.get("method") == "dora":
+        shared["method"] = "dora"
     return TraceOptions(
-        **{**shared, **({"method": "dora"} if dora else {})},
+        **shared,
         accumulation=plan.microbatches,
-        lora_targets=targets,
+        lora_targets=plan.lora_targets,
         rounding=_count("rounding", given["rounding"], 1, 2**21),
         layers=_layers(given["layers"]),
     )
@@ -167,26 +188,6 @@ def _seconds(text: str) -> float:
     if not 0 < seconds <= 86400:
         raise InputError.of("--seconds", text, "it must be a number above 0, at most 86400")
     return seconds
-
-
-def _formatted(answer: Mapping[str, Any], form: str) -> str:
-    if form == "json":
-        return json.dumps(answer, indent=1)
-    rows = answer["components"]
-    if form == "csv":
-        return to_csv(rows, _COLUMNS).rstrip("\n")
-    summary = [(key, f"{value:,}") if isinstance(value, int) else (key, str(value)) for key, value in _scalars(answer)]
-    parts = [(row["path"], f"{row['value']:,}", show_bytes(row["value"])) for row in rows]
-    if form == "markdown":
-        return "\n\n".join([markdown(("quantity", "bytes"), summary), markdown(("path", "bytes", ""), parts)])
-    return "\n\n".join(
-        [aligned(summary), aligned(parts), "\n".join(f"assumption: {text}" for text in answer["assumptions"])]
-    )
-
-
-def _scalars(answer: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    phases = [(f"phases.{name}", value) for name, value in answer["phases"].items()]
-    return [*((key, value) for key, value in answer.items() if isinstance(value, int | str)), *phases]
 
 
 def ledger(answer: Mapping[str, Any], options: TraceOptions) -> str:

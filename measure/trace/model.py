@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from calc.errors import InputError
 from measure.trace.options import TraceOptions
@@ -21,7 +21,9 @@ from measure.trace.options import TraceOptions
 _IGNORED = ("auto_map", "quantization_config", "dtype", "torch_dtype", "transformers_version", "_name_or_path")
 _DTYPES = {"pure-bf16": torch.bfloat16, "amp": torch.float32, "fp32": torch.float32}
 _TRANSFORMERS = f"transformers {transformers.__version__}"
+_SAME_MODEL = {"kimi_k2": "deepseek_v3"}  # published under another name, with the same class and fields
 _TALKATIVE = ("transformers", "torch._subclasses.fake_tensor")
+_META = torch.device("meta")
 _DROPOUTS = ("dropout", "pdrop")
 
 
@@ -55,22 +57,25 @@ def quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def build(raw: Mapping[str, Any], options: TraceOptions) -> nn.Module:
-    """The model on the meta device, in training mode, with adapters and recomputation as asked. InputError if it cannot be."""
+def build(raw: Mapping[str, Any], options: TraceOptions, device: torch.device = _META) -> nn.Module:
+    """The model on a device (the meta device unless one is given), in training mode, with adapters and recomputation as asked. InputError if it cannot be."""
     if not isinstance(raw.get("model_type"), str):
         raise InputError.of("model_type", raw.get("model_type"), "it must name an architecture, as config.json does")
     values = {key: value for key, value in raw.items() if key not in (*_IGNORED, "model_type")}
+    name = _SAME_MODEL.get(raw["model_type"], raw["model_type"])
+    if name not in CONFIG_MAPPING:
+        raise InputError.of("model_type", name, f"{_TRANSFORMERS} does not know this model")
     try:
-        config = AutoConfig.for_model(raw["model_type"], **values)
+        config = AutoConfig.for_model(name, **values)
         kind = _class_of(raw, config)
     except Exception as error:
-        raise InputError(f"model_type: {_TRANSFORMERS} does not know this model: {error}", "model_type") from None
+        raise InputError(f"config: {_TRANSFORMERS} cannot read it: {error}", "config") from None
     if options.dropout == "off":
         for part in (config, config.get_text_config()):
             _drop_nothing(part)
     attention = _attention(kind, options)
     try:
-        with torch.device("meta"):
+        with device:
             model: nn.Module = kind._from_config(config, dtype=_DTYPES[options.recipe], attn_implementation=attention)
     except Exception as error:
         raise InputError(f"config: {_TRANSFORMERS} cannot build {kind.__name__} from it: {error}", "config") from None

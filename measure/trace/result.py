@@ -36,7 +36,7 @@ class SavedRow:
 class TraceResult:
     """The observed bytes of one step on one device. `phases` has `forward`, `backward` and `step`; `alive` is the peak instant.
 
-    `witness` names the program that was run. What no tensor shows (context, fragmentation) is None in the JSON.
+    `witness` names the program that was run.
     """
 
     parameters_bytes: int
@@ -70,7 +70,7 @@ class TraceResult:
         return sum(row.nbytes for row in self.saved if row.layer == layer)
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON of the command line, with the keys of a prediction."""
+        """The observed part of the command line's JSON, with the keys of a prediction."""
         return {
             "peak_bytes": self.peak_bytes,
             "peak_phase": self.peak_phase,
@@ -79,8 +79,6 @@ class TraceResult:
             "gradients_bytes": self.gradients_bytes,
             "optimizer_bytes": self.optimizer_bytes,
             "activations_bytes": self.activations_bytes,
-            "overhead_bytes": dict.fromkeys(("context", "nccl", "workspace", "fragmentation")),
-            **dict.fromkeys(("reserved_bytes", "driver_bytes", "gpu_memory_bytes", "fits", "headroom_bytes")),
             "layers": self.layers,
             "layers_run": self.layers_run,
             "saved": [_row(row) for row in self.saved],

@@ -47,6 +47,16 @@ def test_json_has_the_keys_of_a_prediction_and_parts_that_sum_to_the_peak(small,
     assert answer["layers"] == 4
 
 
+def test_a_gpu_tells_whether_it_fits_with_the_lines_that_no_tensor_shows(small, capsys):
+    assert (
+        main(["trace", small, "--seq", "64", "--gpu-memory-gib", "1", "--context-mib", "600", "--format", "json"]) == 0
+    )
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["overhead_bytes"]["context"] == 600 * 2**20
+    assert answer["driver_bytes"] == answer["peak_bytes"] + sum(answer["overhead_bytes"].values())
+    assert answer["fits"] is (answer["headroom_bytes"] >= 0) is True
+
+
 def test_the_ledger_names_modules_and_operations_and_progress_goes_to_standard_error(small, capfd):
     assert main(["trace", small, "--seq", "128", "--ledger"]) == 0
     out, err = capfd.readouterr()
