@@ -8,11 +8,11 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
 import streamlit as st
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from calc.commands import choices, is_switch
-from calc.errors import validated
+from calc.errors import InputError, validated
 from calc.units import show_count
 from pages.ui.looks import LOOKS, Look
 
@@ -77,14 +77,12 @@ def refusal(plan: type[BaseModel], name: str, text: str) -> str:
     if options:
         return "" if text in options else _one_of(options, text)
     try:
-        if _kinds(field) & {int, float} and not abs(float(text)) <= _LARGEST:  # NaN too
-            return f"it must be a number of at most {_LARGEST:,}"
-        plan.model_validate({name: text})
-    except ValidationError as error:  # rules across fields are for the page, when all fields are known
-        found = [each["msg"] for each in error.errors(include_url=False) if each["loc"][:1] == (name,)]
-        return found[0].removeprefix("Value error, ") if found else ""
-    except ValueError:
-        return "it must be a number"
+        validated(plan, {name: text})
+    except InputError as error:  # rules across fields are for the page, where all fields are known
+        if error.field == name:
+            return str(error).partition("is not allowed; ")[2] or str(error)
+    if _kinds(field) & {int, float} and not abs(float(text)) <= _LARGEST:  # NaN too
+        return f"it must be a number of at most {_LARGEST:,}"
     return ""
 
 
@@ -134,6 +132,8 @@ def ask(name: str, field: FieldInfo, prefix: str = "", stretch: bool = False) ->
         "width": "stretch" if stretch else _WIDTH,
     }
     default = field.get_default(call_default_factory=True)
+    if key in st.session_state and key not in st.query_params:
+        st.session_state[key] = st.session_state[key]  # what another page set, the URL still lacks
     widget = _widget(field, look)
     return widget(shared, field, default, look)
 

@@ -7,12 +7,15 @@ that two plans define differently (a LoRA rank that is off at 0, or 8) stays wit
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 
 import streamlit as st
 from pydantic import BaseModel
+from streamlit.errors import StreamlitAPIException
 
-from pages.ui.fields import meaning
+from pages.ui.fields import fields_of, meaning
 from pages.ui.scenario import PREFIXES
+from pages.ui.share import Asked, changed
 
 _OPEN, _KEPT = "open plans", "kept values"
 
@@ -35,6 +38,16 @@ def turn_to(plans: Plans, everywhere: Iterable[Plans]) -> None:
         for key in _keys(owner, differing):
             if (owner.__name__, key) in kept and key not in st.query_params:
                 st.session_state[key] = kept[owner.__name__, key]
+    _take_over({prefix + name: field for prefix in PREFIXES for name, field in fields_of(plans).items()})
+
+
+def _take_over(asked: Asked) -> None:
+    """What widgets of other pages have set, this page's widgets and its URL take over."""
+    for key, text in changed(asked).items():
+        if key not in st.query_params:
+            st.session_state[key] = st.session_state[key]  # a new widget takes only what is set in its own run
+            with suppress(StreamlitAPIException):  # a name still tied to the page before: `fields.ask` sees to it
+                st.query_params[key] = text
 
 
 def _keys(plan: type[BaseModel], names: set[str]) -> list[str]:

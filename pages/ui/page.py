@@ -78,7 +78,8 @@ def _answer(question: Question, side: Side) -> None:
     plan = ask_plan(command.plan, question.groups, side.prefix)
     answer = question.ask(side, plan)
     with top:
-        _summary(question, answer, numbers)
+        _verdict(question, answer, numbers)
+        views.headline(question.headline(answer, numbers))
     question.charts(answer, numbers, side.prefix)
     views.table(answer.breakdown, numbers)
     views.formulas(answer.breakdown, numbers, side.prefix)
@@ -88,10 +89,9 @@ def _answer(question: Question, side: Side) -> None:
     views.remarks(answer)
 
 
-def _summary(question: Question, answer: Any, numbers: Numbers, most: int | None = None) -> None:
+def _verdict(question: Question, answer: Any, numbers: Numbers) -> None:
     if question.verdict:
         views.verdict(question.verdict(answer, numbers))
-    views.headline(question.headline(answer, numbers)[:most])
 
 
 def _title(side: Side, with_gpu: bool) -> str:
@@ -122,8 +122,10 @@ def _cards(side: Side, pages: Sequence[ModuleType], values: Mapping[str, Any], a
             if name in asked and meaning(field) == meaning(asked[name])
         }
         with st.container(border=True), complaints():
-            st.page_link(page_of(page), label=f"**{page.TITLE}**", query_params=share.changed(_asked(carried)))
-            _summary(question, question.ask(side, made(plan, values, asked)), numbers, _FIGURES)
+            st.page_link(page_of(page), label=f"**{page.TITLE}** →", query_params=share.changed(_asked(carried)))
+            answer = question.ask(side, made(plan, values, asked))
+            _verdict(question, answer, numbers)
+            views.headline(question.headline(answer, numbers)[:_FIGURES], in_card=True)
 
 
 def page_of(page: ModuleType, default: bool = False) -> Page:

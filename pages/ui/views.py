@@ -78,11 +78,11 @@ def verdict(found: Verdict) -> None:
     box(f"**{found.what} {said}**: {found.why}")
 
 
-def headline(figures: Sequence[Metric]) -> None:
+def headline(figures: Sequence[Metric], in_card: bool = False) -> None:
     """The answer first: a row of figures that wraps where the screen is narrow."""
     with st.container(horizontal=True, gap="small"):
         for each in figures:
-            st.metric(each.label, each.value, help=each.help or None, border=True, width=166)
+            st.metric(each.label, each.value, help=each.help or None, border=not in_card, width=148 if in_card else 166)
 
 
 def table(breakdown: Breakdown, numbers: Numbers) -> None:

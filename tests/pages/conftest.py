@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 
-from tests.pages.server import Server, chromium, serve
+from tests.pages.server import PATIENCE, Server, chromium, serve
+
+expect.set_options(timeout=PATIENCE)
 
 
 @pytest.fixture(scope="session")

@@ -96,9 +96,13 @@ def chromium() -> Iterator[Browser]:
             browser.close()
 
 
+_SETTLED = """() => document.querySelector('[data-testid="stApp"]')?.dataset.testScriptState === "notRunning"
+    && !document.querySelector('[data-testid="stSkeleton"]')"""
+
+
 def settled(page: Page) -> None:
-    """Wait until the app has drawn the page and rests."""
-    page.wait_for_selector('[data-testid="stApp"][data-test-script-state="notRunning"]', timeout=PATIENCE)
+    """Wait until the app has drawn all of the page and rests."""
+    page.wait_for_function(_SETTLED, timeout=PATIENCE)
 
 
 def open_page(page: Page, url: str) -> None:
