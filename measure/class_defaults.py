@@ -44,7 +44,17 @@ def _fields(config_class: Any) -> dict[str, Any]:
             value = list(value)
         if isinstance(value, bool | int | float | str | list) and field.name not in IGNORED:
             found[field.name] = value
-    return found
+    aliases = config_class.attribute_map.items()
+    found |= {alias: found[name] for alias, name in aliases if name in found and alias not in IGNORED}
+    part = _rotary_part(config_class)
+    return found | ({"partial_rotary_factor": part} if part else {})
+
+
+def _rotary_part(config_class: Any) -> float | None:
+    """The part of a head that rotary positions turn, which a class sets when it is made; None where it is all, or none."""
+    rope = getattr(config_class(), "rope_parameters", None)
+    part = rope.get("partial_rotary_factor") if isinstance(rope, dict) else None
+    return float(part) if isinstance(part, int | float) and part < 1 else None
 
 
 def text() -> str:

@@ -47,7 +47,7 @@ class StageMemory:
     def states(self) -> tuple[int, int, int]:
         """Parameters, gradients and optimizer state held between uses."""
         held = [(group_bytes(tensors, self.key), count) for tensors, count in self.groups]
-        sums = [sum(count * found[at] for found, count in held) for at in range(3)]
+        sums = [sum(count * found.rounded[at] for found, count in held) for at in range(3)]
         return sums[0] + self.older_weights, sums[1], sums[2]
 
     @cached_property

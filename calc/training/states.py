@@ -121,13 +121,14 @@ class GroupBytes(NamedTuple):
     parameters: int
     gradients: int
     optimizer: int
-    exact: tuple[int, int, int]
+    exact: tuple[int, ...]
     step: int
     largest: int
 
     @property
-    def states(self) -> int:
-        return self.parameters + self.gradients + self.optimizer
+    def rounded(self) -> tuple[int, int, int]:
+        """Parameters, gradients, optimizer."""
+        return self.parameters, self.gradients, self.optimizer
 
 
 @lru_cache(maxsize=4096)
@@ -148,7 +149,8 @@ def group_bytes(tensors: Tensors, key: StateKey) -> GroupBytes:
         if (name,) == last:
             step += up
             largest = max(largest, up)
-    return GroupBytes(*rounded.values(), tuple(exact.values()), step, largest)  # type: ignore[arg-type]
+    parameters, gradients, optimizer = (rounded[group] for group in GROUPS)
+    return GroupBytes(parameters, gradients, optimizer, tuple(exact[group] for group in GROUPS), step, largest)
 
 
 def leaf(key: StateKey, tensor: Tensor, rule: Rule, name: str) -> Component:
@@ -207,7 +209,7 @@ def _group(group: str, groups: tuple[Placed, ...], key: StateKey) -> Component:
             children += placed(tensors.path, tree(leaves), count)
         held = group_bytes(tensors, key)
         exact += count * held.exact[at]
-        rounded += count * held[at]
+        rounded += count * held.rounded[at]
     if rounded > exact:
         numbers = {"r": rounded, "x": exact}
         children.append(Component("rounding", rounded - exact, formula=ALLOCATOR, numbers=numbers))

@@ -175,8 +175,8 @@ class Tape:
 
     def _run(self, node: Node) -> None:
         given = [edge.buffer for edge in node.outputs]
-        for edge in node.outputs:
-            edge.buffer = None
+        for out in node.outputs:
+            out.buffer = None
         made = node.backward(*given, *node.saved) if any(given) else ()
         given.clear()
         node.saved.clear()

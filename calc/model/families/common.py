@@ -13,7 +13,10 @@ from calc.model.spec import Layer, ModelSpec, Stack
 from calc.model.weights import Dim, Norm, Split, Weight, dim, linear
 
 LAYER_NORM: Final[dict[str, Any]] = {"kind": "layer", "style": "native", "bias": True}  # torch's own
-CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len", "max_sequence_length")
+CONTEXT = (
+    *("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len", "max_sequence_length"),
+    *("model_max_length", "context_length"),
+)
 DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
@@ -51,7 +54,7 @@ def attention(
     """
     count, kv, head_dim = sizes or heads(fields)
     traits.setdefault("v_head_dim", head_dim)
-    turned = int(head_dim * fields.number("partial_rotary_factor", "rotary_pct", default=1.0, high=1.0))
+    turned = int(head_dim * _rotary_part(fields))
     if 0 < turned < head_dim:
         traits = {"rotary_dim": turned, "rotary_joined": True, **traits}
     if qk_norm:
@@ -62,6 +65,14 @@ def attention(
         traits["q_norm"] = Norm("query_norm", widths[0], split=splits[0], **shared)
         traits["k_norm"] = Norm("key_norm", widths[1], split=splits[1], **shared)
     return Attention(hidden(fields), count, kv, head_dim, **traits)
+
+
+def _rotary_part(fields: Fields) -> float:
+    """The part of each head that rotary positions turn, also where transformers 5 writes it."""
+    nested = fields.data.get("rope_parameters")
+    given = nested.get("partial_rotary_factor") if isinstance(nested, dict) else None
+    part = fields.number("partial_rotary_factor", "rotary_pct", default=1.0, high=1.0)
+    return float(given) if isinstance(given, int | float) and 0 < given <= 1 else part
 
 
 def bias(fields: Fields, key: str = "attention_bias", letters: str = "qkvo", default: bool = False) -> str:
@@ -87,10 +98,9 @@ def latent_attention(fields: Fields, **traits: Any) -> LatentAttention:
 def mlp(fields: Fields, *keys: str, width: int | None = None, **traits: Any) -> MLP:
     """An MLP whose width is read from `keys` ("intermediate_size" when none is given), or is `width`."""
     size = width if width is not None else fields.size(*(keys or ("intermediate_size",)))
-    traits.setdefault(
-        "activation",
-        fields.text("hidden_act", "hidden_activation", "activation_function", "activation", default="silu"),
-    )
+    if "activation" not in traits:
+        names = ("hidden_act", "hidden_activation", "activation_function", "activation")
+        traits["activation"] = fields.text(*names, default="silu")
     return MLP(hidden(fields), size, **traits)
 
 
