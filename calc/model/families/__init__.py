@@ -14,6 +14,7 @@ from calc.model.families import (
     gpt,
     hybrid,
     latent,
+    linear,
     llama4,
     mimo,
     minimax,
@@ -26,7 +27,7 @@ from calc.model.families import (
 from calc.model.families.base import Family
 
 _MODULES = (
-    *(decoders, dense, gpt, mixtures, sparse, latent, deepseek4, hybrid),
+    *(decoders, dense, gpt, mixtures, sparse, latent, deepseek4, hybrid, linear),
     *(mimo, minimax, pruned, gemma4, multimodal, llama4, encoders, seq2seq),
 )
 FAMILIES: dict[str, Family] = {name: family for module in _MODULES for name, family in module.FAMILIES.items()}

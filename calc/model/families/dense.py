@@ -181,6 +181,15 @@ def helium(fields: Fields) -> ModelSpec:
     return dense(Traits(flag_letters="qkv", mlp_bias_flag="mlp_bias", norm={"style": "wide"}))(fields)
 
 
+def nanochat(fields: Fields) -> ModelSpec:
+    """nanochat: no norm has a weight, and the first one stands on the embedding."""
+    bare = {"weight": False}
+    softcap = fields.number("final_logit_softcapping", default=0.0) > 0
+    names = {"modules": ("", "fc1", "fc2")}
+    traits = Traits(mlp=_PLAIN | names, norm=bare, qk_norm="head", qk=bare, model={"logit_softcap": softcap})
+    return dense(traits)(fields)
+
+
 def hyperclovax(fields: Fields) -> ModelSpec:
     names = SANDWICH if fields.flag("use_post_norm", default=False) else PRE
     return dense(Traits(mlp_bias_flag="mlp_bias", norms=names, model=_GRANITE))(fields)
@@ -245,6 +254,10 @@ FAMILIES = {
     "GlmForCausalLM": Family(dense(Traits(flag_letters="qkv", mlp={"modules": FUSED_MLP})), "glm"),
     "Glm4ForCausalLM": Family(dense(Traits(flag_letters="qkv", mlp={"modules": FUSED_MLP}, norms=SANDWICH)), "glm4"),
     "GraniteForCausalLM": Family(dense(Traits(mlp_bias_flag="mlp_bias", model=_GRANITE)), "granite"),
+    "GraniteSWAForCausalLM": Family(
+        dense(Traits(mlp_bias_flag="mlp_bias", attention={"sinks": True}, windows=(4, 0), tied=True, model=_GRANITE)),
+        "granite_swa",
+    ),
     "HeliumForCausalLM": Family(helium, "helium"),
     "HyperCLOVAXForCausalLM": Family(hyperclovax, "hyperclovax"),
     "InternLMForCausalLM": Family(dense(Traits(bias_flag="bias")), INTERNLM),
@@ -261,6 +274,7 @@ FAMILIES = {
     "MiMoForCausalLM": Family(mimo, MIMO),
     "MiniCPMForCausalLM": Family(minicpm, MINICPM),
     "Ministral3ForCausalLM": Family(dense(Traits(bias_flag="", windows=(0, 1))), "ministral3"),
+    "NanoChatForCausalLM": Family(nanochat, "nanochat"),
     "OlmoForCausalLM": Family(dense(Traits(norm=_NO_WEIGHT)), "olmo"),
     "Olmo3ForCausalLM": Family(
         dense(Traits(qk_norm="full", qk={"style": "wide"}, norms=POST, norm={"style": "wide"}, windows=(4, 1))), "olmo3"

@@ -7,10 +7,20 @@ from dataclasses import dataclass, replace
 
 from calc.errors import InputError
 from calc.model.families.base import Family
-from calc.model.families.common import LAYER_NORM, assemble, attention, dropouts, hidden, mlp, position_table, uniform
+from calc.model.families.common import (
+    LAYER_NORM,
+    assemble,
+    attention,
+    dropouts,
+    heads,
+    hidden,
+    mlp,
+    position_table,
+    uniform,
+)
 from calc.model.fields import Fields
 from calc.model.spec import Layer, ModelSpec
-from calc.model.weights import Norm, Part, Weight, dim, linear
+from calc.model.weights import Dim, Norm, Part, Weight, dim, linear
 
 _DROPOUT = {
     "attention": "attention_probs_dropout_prob",
@@ -32,6 +42,9 @@ class Traits:
     head: bool = True
     transform: bool = True  # a dense layer and a norm between the last hidden state and the tied head
     tied: bool = True
+    width: str = ""  # the field that gives the embedding its own width
+    rotary: bool = False
+    extra_bias: bool = True  # an untied head has two biases
 
 
 def bert(traits: Traits) -> Callable[[Fields], ModelSpec]:
@@ -49,7 +62,7 @@ def bert(traits: Traits) -> Callable[[Fields], ModelSpec]:
         h = dim("h", hidden(fields))
         causal = fields.flag("is_decoder", default=False)
         letters = "qkvo" if not fields.has("use_bias") or fields.flag("use_bias", default=True) else "o"  # BigBird
-        mixer = attention(fields, bias=letters, modules=_MODULES, causal=causal, rotary=False)
+        mixer = attention(fields, bias=letters, modules=_MODULES, causal=causal, rotary=traits.rotary)
         feed_forward = mlp(fields, gated=False, bias=True, modules=("", "dense", "dense"))
         names = ("input_norm", "post_attention_norm") if traits.pre_norm else ("attention_norm", "output_norm")
         layer = Layer("layer", mixer, feed_forward, tuple(Norm(name, h, **LAYER_NORM) for name in names))
@@ -61,6 +74,7 @@ def bert(traits: Traits) -> Callable[[Fields], ModelSpec]:
             final_norm=Norm("weight", h, **LAYER_NORM),
             no_final_norm=not traits.pre_norm,
             head_bias=True,
+            token=_width(fields, traits),
             other=_other(fields, traits),
             has_head=traits.head,
             dropout=dropouts(fields, **_DROPOUT),
@@ -75,9 +89,20 @@ def without_head(spec: ModelSpec) -> ModelSpec:
     return replace(spec, head=(), tied=False)
 
 
+def _width(fields: Fields, traits: Traits) -> Dim:
+    """The width of the embedding tables and of the head."""
+    size = fields.size_or_none(traits.width) if traits.width else None
+    return dim("h_e", size) if size else dim("h", hidden(fields))
+
+
 def _embeddings(fields: Fields, traits: Traits) -> tuple[Weight, ...]:
-    h = dim("h", hidden(fields))
-    found = [position_table(fields)] if traits.positions else []
+    h = _width(fields, traits)
+    found = []
+    if traits.rotary:  # RoFormer keeps its table of sines, one head wide
+        rows = dim("s_{max}", fields.size("max_position_embeddings"))
+        found.append(Weight("position", (rows, dim("d", heads(fields)[2]))))
+    elif traits.positions:
+        found.append(position_table(fields, width=h.size))
     if traits.token_types:
         found.append(Weight("token_type", (dim("T", fields.size("type_vocab_size", default=2)), h)))
     if fields.has("use_task_id") and fields.flag("use_task_id", default=False):  # ERNIE
@@ -89,14 +114,16 @@ def _embeddings(fields: Fields, traits: Traits) -> tuple[Weight, ...]:
 
 
 def _other(fields: Fields, traits: Traits) -> tuple[Part, ...]:
-    h = dim("h", hidden(fields))
+    h, width = dim("h", hidden(fields)), _width(fields, traits)
     parts = []
+    if width.size != h.size:
+        parts.append(Part("embedding_projection", linear("dense", "embeddings_project", h, width, bias=True)))
     if traits.pooler:
         parts.append(Part("pooler", linear("dense", "dense", h, h, bias=True)))
     if traits.head and traits.transform:
-        dense = linear("dense", "dense", h, h, bias=True)
-        parts.append(Part("head_transform", (*dense, *Norm("norm", h, **LAYER_NORM).weights)))
-    if traits.head and not fields.flag("tie_word_embeddings", default=True):
+        dense = linear("dense", "dense", width, h, bias=True)
+        parts.append(Part("head_transform", (*dense, *Norm("norm", width, **LAYER_NORM).weights)))
+    if traits.head and traits.extra_bias and not fields.flag("tie_word_embeddings", default=True):
         parts.append(
             Part("head_bias", (Weight("bias", (dim("V", fields.size("vocab_size")),)),))
         )  # beside the head's own
@@ -117,10 +144,12 @@ FAMILIES = {
     "CamembertForCausalLM": Family(bert(Traits()), "camembert"),
     "XLMRobertaForCausalLM": Family(bert(Traits()), "xlm_roberta"),
     "Data2VecTextForCausalLM": Family(bert(Traits()), "data2vec"),
+    "ElectraForCausalLM": Family(bert(Traits(width="embedding_size", extra_bias=False)), "electra"),
     "ErnieForCausalLM": Family(bert(Traits()), "ernie"),
     "BigBirdForCausalLM": Family(bert(Traits(pooler=True)), "big_bird"),
     "BertGenerationDecoder": Family(bert(Traits(token_types=False, transform=False)), "bert_generation"),
     "MegatronBertForCausalLM": Family(bert(_PRE_NORM), "megatron_bert"),
     "XLMRobertaXLForCausalLM": Family(bert(_PRE_NORM), "xlm_roberta_xl"),
+    "RoFormerForCausalLM": Family(bert(Traits(width="embedding_size", rotary=True)), "roformer"),
     "RobertaPreLayerNormForCausalLM": Family(bert(Traits(pre_norm=True)), "roberta_prelayernorm"),
 }

@@ -122,4 +122,7 @@ def gemma4(fields: Fields) -> ModelSpec:
     )
 
 
-FAMILIES = {"Gemma4ForCausalLM": Family(gemma4, "gemma4")}
+FAMILIES = {
+    "Gemma4ForCausalLM": Family(gemma4, "gemma4"),
+    "Gemma4UnifiedForCausalLM": Family(gemma4, "gemma4_unified"),
+}

@@ -79,6 +79,23 @@ def gpt1(fields: Fields) -> ModelSpec:
     return _gpt2_like(fields, None, no_final_norm=True)
 
 
+def ctrl(fields: Fields) -> ModelSpec:
+    """CTRL: sines for positions, norms before each half, and a bias on the head."""
+    mixer = attention(fields, bias="qkvo", modules=("Wq", "Wk", "Wv", "dense"), rotary=False)
+    feed_forward = mlp(fields, "dff", gated=False, bias=True, activation="relu", modules=("", "0", "2"))
+    layer = Layer("layer", mixer, feed_forward, layer_norms(fields, *PRE))
+    places = {"residual": "resid_pdrop", "embedding": "embd_pdrop"}
+    return assemble(
+        fields,
+        uniform(fields, layer),
+        tied=True,
+        final_norm=final(fields),
+        head_bias=True,
+        embedding_scale=True,
+        dropout=dropouts(fields, **places),
+    )
+
+
 def bigcode(fields: Fields) -> ModelSpec:
     """StarCoder 1: GPT-2 with one KV head."""
     return _gpt2_like(fields, 1 if fields.flag("multi_query", default=True) else None)
@@ -282,6 +299,7 @@ def persimmon(fields: Fields) -> ModelSpec:
 
 
 FAMILIES = {
+    "CTRLLMHeadModel": Family(ctrl, "ctrl"),
     "GPT2LMHeadModel": Family(gpt2, "gpt2"),
     "OpenAIGPTLMHeadModel": Family(gpt1, "openai"),
     "GPTBigCodeForCausalLM": Family(bigcode, "gpt_bigcode"),

@@ -109,3 +109,98 @@ def mamba1(
     states = (conv_state(inner, kernel), State("ssm_state", inner * state, "fp32", Split.OUTPUT))
     flops = _times(9, inner, state) + _times(2, kernel, inner) + _times(2, inner)
     return Recurrence("mamba", weights, states, flops, _times(4, inner) + rank + _times(2, state))
+
+
+def short_convolution(h: Dim, kernel: Dim, *, bias: bool) -> Recurrence:
+    """LFM2's gated convolution: c * conv(b * x), of which b, c and x are projections. Two gates and the taps are its FLOPs."""
+    weights = (
+        *linear("input", "in_proj", _times(3, h), h, Split.OUTPUT, bias),
+        *_conv(h, kernel, bias),
+        *linear("output", "out_proj", h, h, Split.INPUT, bias),
+    )
+    return Recurrence(
+        "convolution", weights, (conv_state(h, kernel),), _times(2, kernel, h) + _times(2, h), _times(5, h)
+    )
+
+
+def rg_lru(h: Dim, width: Dim, blocks: Dim, kernel: Dim) -> Recurrence:
+    """Griffin's recurrent block (arXiv 2402.19427, section 2.4): h <- a h + sqrt(1 - a^2) (i x), with gates by block of channels."""
+    block = Dim(width.size // blocks.size, r"\frac{<r>}{<a>}", width.numbers + blocks.numbers)
+    gates = tuple(
+        weight
+        for name in ("input_gate", "recurrent_gate")
+        for weight in (Weight(name, (blocks, block, block)), Weight(f"{name}_bias", (blocks, block)))
+    )
+    weights = (
+        *linear("gate", "linear_y", width, h, Split.OUTPUT, bias=True),
+        *linear("input", "linear_x", width, h, Split.OUTPUT, bias=True),
+        *_conv(width, kernel, bias=True),
+        *gates,
+        Weight("decay_rate", (width,)),
+        *linear("output", "linear_out", h, width, Split.INPUT, bias=True),
+    )
+    before = Dim(kernel.size - 1, "(<K> - 1)", kernel.numbers)  # it keeps the inputs before the newest
+    states = (
+        State("convolution", width * before, split=Split.OUTPUT),
+        State("lru_state", width, "fp32", Split.OUTPUT),
+    )
+    flops = _times(8, width) + _times(2, kernel, width)
+    return Recurrence("recurrence", weights, states, flops, _times(6, width))
+
+
+def kimi_delta(h: Dim, heads: Dim, head_dim: Dim, kernel: Dim) -> Recurrence:
+    """Kimi delta attention (arXiv 2510.26692): the gated delta rule with one decay a channel. 7 FLOPs an element of the state."""
+    inner = heads * head_dim
+    mixed = _times(3, inner)
+    state = heads * head_dim * head_dim
+    weights = (
+        *linear("query", "q_proj", inner, h, Split.OUTPUT),
+        *linear("key", "k_proj", inner, h, Split.OUTPUT),
+        *linear("value", "v_proj", inner, h, Split.OUTPUT),
+        *_conv(mixed, kernel, bias=False),
+        *linear("decay_down", "f_a_proj", head_dim, h),
+        *linear("decay_up", "f_b_proj", inner, head_dim, Split.OUTPUT),
+        Weight("decay_bias", (inner,)),
+        Weight("decay_rate", (heads,)),
+        *linear("beta", "b_proj", heads, h, Split.OUTPUT),
+        *linear("gate_down", "g_a_proj", head_dim, h),
+        *linear("gate_up", "g_b_proj", inner, head_dim, Split.OUTPUT),
+        *Norm("norm", head_dim).weights,
+        *linear("output", "o_proj", h, inner, Split.INPUT),
+    )
+    states = (conv_state(mixed, kernel), State("delta_state", state, "fp32", Split.OUTPUT))
+    flops = _times(7, state) + _times(2, kernel, mixed)
+    return Recurrence("delta_net", weights, states, flops, mixed + mixed + inner + inner + heads)
+
+
+def lightning(h: Dim, heads: Dim, head_dim: Dim) -> Recurrence:
+    """Lightning attention (arXiv 2401.04658): S <- r S + k v^T, o = q S. 5 FLOPs an element of the state."""
+    inner = heads * head_dim
+    state = heads * head_dim * head_dim
+    weights = (
+        *linear("query_key_value", "qkv_proj", _times(3, inner), h, Split.OUTPUT),
+        *linear("gate", "output_gate", inner, h, Split.OUTPUT),
+        *Norm("norm", inner).weights,
+        *linear("output", "out_proj", h, inner, Split.INPUT),
+    )
+    states = (State("linear_state", state, split=Split.OUTPUT),)
+    return Recurrence("linear_attention", weights, states, _times(5, state), _times(6, inner))
+
+
+def rwkv_mixer(h: Dim, inner: Dim) -> Recurrence:
+    """RWKV 4's time mix (arXiv 2305.13048, equations 11 to 18): a weighted mean kept as numerator, denominator and maximum.
+
+    The states also hold the token before, once for this mix and once for the MLP's.
+    """
+    mixes = tuple(Weight(f"mix_{name}", (h,)) for name in ("key", "value", "receptance"))
+    weights = (
+        Weight("decay_rate", (inner,)),
+        Weight("bonus", (inner,)),
+        *mixes,
+        *linear("key", "key", inner, h, Split.OUTPUT),
+        *linear("value", "value", inner, h, Split.OUTPUT),
+        *linear("receptance", "receptance", inner, h, Split.OUTPUT),
+        *linear("output", "output", h, inner, Split.INPUT),
+    )
+    states = (State("token_before", _times(2, h)), State("wkv_state", _times(3, inner), "fp32", Split.OUTPUT))
+    return Recurrence("rwkv", weights, states, _times(11, inner) + _times(9, h), _times(3, h) + _times(4, inner))
