@@ -58,7 +58,10 @@ def quiet() -> Iterator[None]:
 
 
 def build(raw: Mapping[str, Any], options: TraceOptions, device: torch.device = _META) -> nn.Module:
-    """The model on a device (the meta device unless one is given), in training mode, with adapters and recomputation as asked. InputError if it cannot be."""
+    """The model in training mode, with adapters and recomputation as asked, on a device (without memory unless one is given).
+
+    InputError when it cannot be built.
+    """
     if not isinstance(raw.get("model_type"), str):
         raise InputError.of("model_type", raw.get("model_type"), "it must name an architecture, as config.json does")
     values = {key: value for key, value in raw.items() if key not in (*_IGNORED, "model_type")}

@@ -63,7 +63,7 @@ def _trace(config: Mapping[str, Any], options: TraceOptions, progress: Progress)
         layers=len(stack.kinds),
         layers_run=len(stack.run),
         witness=f"observed: {type(model).__name__}, transformers {transformers.__version__}, torch {torch.__version__}",
-        assumptions=(*_ASSUMPTIONS, f"attention: {text_config(model)._attn_implementation}"),
+        assumptions=(*_ASSUMPTIONS, *_choices(model)),
     )
 
 
@@ -79,6 +79,20 @@ def _run(model: nn.Module, stack: Stack, options: TraceOptions) -> Observed:
         raise InputError(
             f"MODEL: the training step of {name} does not run with fake tensors: {error}", "MODEL"
         ) from None
+
+
+def _choices(model: nn.Module) -> list[str]:
+    """What transformers chose for this model, where that decides what is kept."""
+    config = text_config(model)
+    told = [f"attention: {config._attn_implementation}"]
+    if any("Experts" in type(module).__name__ for module in model.modules()):
+        told.append(f"experts: {config._experts_implementation}")
+    kinds = " ".join([config.model_type, *(getattr(config, "layer_types", None) or ())])
+    if any(word in kinds for word in ("linear_attention", "mamba", "rwkv")):
+        told.append(
+            "recurrent layers run transformers' own PyTorch code; with the kernels of mamba-ssm or flash-linear-attention less is kept"
+        )
+    return told
 
 
 def _sum(held: Mapping[Key, int], category: str) -> int:
