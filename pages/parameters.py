@@ -3,7 +3,7 @@
 from calc.parameters import ParameterAnswer, ParametersPlan
 from pages.ui import charts
 from pages.ui.page import Question, show
-from pages.ui.views import Metric, Numbers, parts
+from pages.ui.views import Metric, Numbers, beside_textbook, parts
 
 TITLE, ICON = "Parameters", ":material/account_tree:"
 PLANS = (ParametersPlan,)
@@ -29,6 +29,7 @@ def headline(answer: ParameterAnswer, numbers: Numbers) -> list[Metric]:
 
 def _charts(answer: ParameterAnswer, numbers: Numbers, key: str) -> None:
     charts.stacked({answer.spec.name: parts(answer.breakdown)}, "parameters", numbers, f"{key}stacked")
+    beside_textbook(answer)
 
 
 QUESTION = Question(

@@ -10,7 +10,9 @@ import pandas as pd
 import streamlit as st
 
 from calc.breakdown import Breakdown, Component, Formula, Row
+from calc.catalogue import catalogue
 from calc.commands import Answer
+from calc.parameters import ParameterAnswer
 from calc.pipeline import ClosedForm
 from calc.training import TrainingAnswer
 from calc.training.overhead import overhead
@@ -87,12 +89,12 @@ def headline(figures: Sequence[Metric], in_card: bool = False) -> None:
 
 def table(breakdown: Breakdown, numbers: Numbers) -> None:
     """Every leaf: its path, its value to read and exact, its share of the whole, how many copies it counts."""
-    rows = breakdown.rows()
+    rows, total = breakdown.rows(), breakdown.total
     frame = pd.DataFrame(
         {
             "Part": [_short(row.path, breakdown) for row in rows],
             "Value": [numbers.show(row.value, breakdown.unit) for row in rows],
-            "Share": [row.value / breakdown.total if breakdown.total else 0.0 for row in rows],
+            "Share": [row.value / total if total else 0.0 for row in rows],
             f"Exact {breakdown.unit}": [_exact(row.value) for row in rows],
             "Copies": [row.copies for row in rows],
         }
@@ -162,6 +164,19 @@ def closed_forms(forms: Sequence[tuple[ClosedForm, float]]) -> None:
                 )
                 st.latex(f"{form.formula.symbolic()} = {form.formula.with_numbers(form.numbers)}")
                 st.caption(f"{_source(form.formula)} · assumes: {plain('; '.join(form.formula.assumes))}")
+
+
+def beside_textbook(answer: ParameterAnswer) -> None:
+    """The count that courses teach, and the published one, beside the exact one; with why they differ."""
+    taught, published = answer.textbook, catalogue().get(answer.spec.name)
+    with st.expander("Beside the textbook form and the published total", icon=":material/menu_book:"):
+        st.markdown(
+            f"Exactly **{answer.total:,}**; by the textbook's V·h + L·(12.04·h² + 12.36·h) **{taught.total:,}**. That form"
+        )
+        st.markdown("".join(f"- {plain(reason)}\n" for reason in taught.reasons))
+        if published and published.hub_total:
+            st.markdown(f"Its Hub page says **{published.hub_total:,}**. {plain(published.note)}")
+            st.caption(f"Source: {plain(published.hub_total_source)}")
 
 
 def downloads(answer: Answer, name: str, key: str) -> None:
