@@ -7,7 +7,7 @@ from functools import lru_cache
 from calc.model.feed_forward import FeedForward, MoE
 from calc.model.mixers import Attention, CompressedAttention, LatentAttention, Mixer, Recurrence
 from calc.model.spec import Layer, ModelSpec
-from calc.model.weights import Norm, dim
+from calc.model.weights import Dim, Norm, dim
 from calc.training import ops
 from calc.training.blocks import OUTSIDE, Block, recomputed, record
 from calc.training.hf_attention import attention, compressed, latent
@@ -149,7 +149,6 @@ def end_block(spec: ModelSpec, settings: Settings, loss: str, residual: int, tra
     t = b.tape
     vocabulary = b.local(dim("V", spec.vocab_size))
     head = spec.head or spec.embeddings[:1]
-    lora = settings.lora
 
     def program(held: list[Value]) -> Value:
         x = held.pop()
@@ -158,28 +157,87 @@ def end_block(spec: ModelSpec, settings: Settings, loss: str, residual: int, tra
                 x = b.norm(x, spec.final_norm)
         if not spec.has_head:
             return ops.view_of(t, x)
+        weight = b.weight(*(w for w in head if w.matmul or spec.tied))
+        head_weight = Weight("weight", weight.dim, settings.lora is None, settings.bytes)
+        if loss != "full":
+            with t.part("loss"):
+                return _LOSSES[loss](b, x, head_weight, vocabulary)
         with t.part("head"):
-            weight = b.weight(*(w for w in head if w.matmul or spec.tied))
-            logits = ops.linear(t, x, Weight("weight", weight.dim, lora is None, settings.bytes), vocabulary, "logits")
+            logits = ops.linear(t, x, head_weight, vocabulary, "logits")
+            del x
             if spec.logit_softcap:
                 logits = ops.scale(t, ops.unary(t, ops.scale(t, logits), "capped", "result"), "logits")
             if spec.head_scale:
                 logits = ops.scale(t, logits, "logits")
         with t.part("loss"):
-            return _loss(t_logits=logits, b=b, vocabulary=vocabulary)
+            return _loss(b, logits)
 
     return record(b, (), program, dim("h", spec.hidden_size), settings.between, residual, trains)
 
 
-def _loss(t_logits: Value, b: Builder, vocabulary: object) -> Value:
+def _loss(b: Builder, logits: Value) -> Value:
+    """transformers' loss: the logits in fp32, their log-softmax, the mean over the labels."""
     t = b.tape
-    wide = ops.cast(t, t_logits, FULL, "fp32_logits")
-    labels = t.new("labels", ONE, t_logits.extent, LONG)
+    wide = ops.cast(t, logits, FULL, "fp32_logits")
+    labels = t.new("labels", ONE, logits.extent, LONG)
     log = ops.softmax(t, wide, "log_probabilities", FULL)
     out = t.new("loss", ONE, FIXED, FULL)
     weight = t.new("total_weight", ONE, FIXED, FULL)
     ops.kernel(t, [log], out, [log, labels, weight])
     return out
+
+
+CHUNKS = 8  # of the sequence, in which `chunked` and `fused` run the head
+
+
+def _chunk(b: Builder, x: Value, vocabulary: Dim) -> None:
+    """The logits of one chunk, in fp32, and their gradient, made and freed."""
+    t = b.tape
+    part = Dim(
+        -(-vocabulary.size // CHUNKS), rf"\lceil \frac{{{vocabulary.latex}}}{{{CHUNKS}}} \rceil", vocabulary.numbers
+    )
+    made = [
+        t.new(name, part, x.extent, size)
+        for name, size in (("logits", x.bytes), ("fp32_logits", FULL), ("gradient", FULL))
+    ]
+    made.clear()
+
+
+def _chunked(b: Builder, x: Value, weight: Weight, vocabulary: Dim) -> Value:
+    """The head and the loss chunk by chunk, each made again in backward: only the head's input is kept."""
+    t = b.tape
+    out = t.new("loss", ONE, FIXED, FULL)
+    _chunk(b, x, vocabulary)
+
+    def backward(g: Value, kept: Value) -> tuple[Value]:
+        made = t.like(kept)
+        if weight.trains:
+            ops.weight_gradient(t, weight)
+        _chunk(b, kept, vocabulary)
+        return (made,)
+
+    t.record([x], out, [x], backward)
+    return out
+
+
+def _fused(b: Builder, x: Value, weight: Weight, vocabulary: Dim) -> Value:
+    """Liger-Kernel's fused linear cross-entropy: forward makes the gradients of the input and of the head at once."""
+    t = b.tape
+    out = t.new("loss", ONE, FIXED, FULL)
+    to_x = t.like(x, "input_gradient")
+    to_weight = [t.new("weight_gradient", weight.dim, FIXED, weight.bytes)] if weight.trains else []
+    _chunk(b, x, vocabulary)
+
+    def backward(g: Value, made: Value, *of_weight: Value) -> tuple[Value]:
+        for value in of_weight:
+            t.keep_gradient(t.view(value))
+        return (t.view(made),)
+
+    t.record([x], out, [to_x, *to_weight], backward)
+    return out
+
+
+_LOSSES = {"chunked": _chunked, "fused": _fused}
 
 
 @lru_cache(maxsize=512)

@@ -87,6 +87,8 @@ def hf_segments(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: Mode
         trains = not (frozen and stage.begins and index == 0)
         if (kind, trains) not in cached:
             path = kind_path(spec.layers, kind)
+            if frozen:  # no gradient flows into the very first layer, so that it keeps less
+                path = (*path, "other" if trains else "first")
             block = layer_block(spec.layers.kinds[kind], path, settings, recompute, trains, residual)
             cached[kind, trains] = block_segment(path, block, sizes, tensors.kinds[kind], plan, PROGRAM)
         made.append(cached[kind, trains])

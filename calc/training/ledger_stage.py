@@ -28,7 +28,7 @@ def ledger_segments(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: 
     recipe = RECIPES[plan.recipe]
     fused_gradients = any(state.name == "main_gradient" for state in recipe.states)
     layout = Layout(
-        plan.implementation, plan.tp, plan.sharded_sequence, plan.recompute, 0 if fused_gradients else recipe.compute
+        plan.implementation, plan.tp, plan.sharded_sequence, plan.recompute, plan.loss, 0 if fused_gradients else recipe.compute
     )  # fmt: skip
     h = dim("h", spec.hidden_size)
     sizes = Sizes(plan.micro_batch, plan.seq // plan.cp, 1)

@@ -35,6 +35,7 @@ class Layout:
     tp: int
     sharded_sequence: bool
     recompute: str
+    loss: str
     gradient: int  # bytes of a weight's gradient as backward makes it; 0 where it is added to the main gradient at once
 
 
@@ -223,13 +224,9 @@ def _block(
 @lru_cache(maxsize=512)
 def ledger_end(spec: ModelSpec, h: Dim, elements: int, layout: Layout) -> Block:
     """Final norm, head and loss: the norm's input and output, and the logits in fp32 (arXiv 2205.05198, section 4.3)."""
-    rows = [
-        Row(("head", "input"), 2, h),
-        Row(("loss", "logits"), 4, dim("V", spec.vocab_size), True),
-    ]
-    return _block(
-        ("end",), ("final_norm", "input"), h, rows if spec.has_head else rows[:1], elements, layout, False, False
-    )
+    logits = Row(("loss", "logits"), 4, dim("V", spec.vocab_size), True)
+    rows = [Row(("head", "input"), 2, h), *([logits] if spec.has_head and layout.loss == "full" else [])]
+    return _block(("end",), ("final_norm", "input"), h, rows, elements, layout, False, False)
 
 
 @lru_cache(maxsize=512)

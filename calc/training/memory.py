@@ -9,6 +9,7 @@ from typing import NamedTuple
 from calc.breakdown import Component, Formula
 from calc.model.spec import ModelSpec
 from calc.pipeline import weight_versions
+from calc.training.gathered import Gathered, gathered
 from calc.training.hf_stage import hf_constants, hf_segments
 from calc.training.ledger_stage import ledger_segments
 from calc.training.plan import TrainingPlan
@@ -41,7 +42,7 @@ class StageMemory:
     constants: tuple[Constant, ...]
     groups: tuple[Placed, ...]
     key: StateKey
-    gathered: Component | None  # unsharded weights beside the shards, at any moment of forward and backward
+    gathered: Gathered
 
     @cached_property
     def states(self) -> tuple[int, int, int]:
@@ -87,18 +88,23 @@ class StageMemory:
     @cached_property
     def beside(self) -> int:
         """What is alive beside the states and the blocks all through forward and backward."""
-        return self.constant_bytes + self.received + self.waiting + int(self.gathered.total if self.gathered else 0)
+        return self.constant_bytes + self.received + self.waiting
 
     @cached_property
     def activations(self) -> int:
         """Everything beside the states at the end of forward, once only the loss is kept."""
-        return self.beside + self.kept_by_segments
+        return self.beside + self.kept_by_segments + self.gathered.kept_bytes
 
     @cached_property
     def accumulates(self) -> bool:
         """Whether gradients are there before the backward begins: main gradients are, and those of earlier micro-batches."""
         main = any(state.name == "main_gradient" for state in RECIPES[self.plan.recipe].states)
         return main or self.plan.microbatches > 1
+
+    @property
+    def adds_at_once(self) -> bool:
+        """Whether each new gradient is added to one that is there, and freed; sharded gradients wait for their layer."""
+        return self.accumulates and (self.plan.zero < 2 or self.plan.shards == 1)
 
     @cached_property
     def later_gradients(self) -> tuple[int, ...]:
@@ -118,6 +124,7 @@ class StageMemory:
         """The highest point of each phase."""
         parameters, gradients, optimizer = self.states
         base = parameters + optimizer + self.beside + (gradients if self.accumulates else 0)
+        base += self.gathered.bytes("forward")
         forward = backward = Moment(base, -1)
         before = []
         kept = 0
@@ -126,8 +133,9 @@ class StageMemory:
             taken = self.received if index == 0 else 0
             forward = max(forward, Moment(base - taken + kept + segment.bytes.forward_peak, index))
             kept += segment.bytes.kept
+        base += self.gathered.bytes("backward") - self.gathered.bytes("forward")
         for index, segment in reversed(list(enumerate(self.segments))):
-            peak = segment.bytes.accumulating_peak if self.accumulates else segment.bytes.backward_peak
+            peak = segment.bytes.accumulating_peak if self.adds_at_once else segment.bytes.backward_peak
             freed = self._bytes_until("layers") if segment.path == EMBEDDING else 0
             freed -= self._bytes_until("backward")
             backward = max(backward, Moment(base - freed + before[index] + peak + self.later_gradients[index], index))
@@ -169,10 +177,9 @@ class StageMemory:
         if phase == "backward" and not self.accumulates:
             made += state_components(self._later(index), self.key, ("gradients",))
         made.append(Component("activations", children=self._kept(index, phase)))
-        if self.gathered:
-            made.append(self.gathered)
+        made.append(Component("gathered", children=self.gathered.leaves(phase)))
         if index >= 0:
-            alive = self.segments[index].alive(phase, self.accumulates)
+            alive = self.segments[index].alive(phase, self.adds_at_once)
             made.append(Component("working", children=placed(self.segments[index].path, alive, 1)))
         return tuple(part for part in made if part.children or part.value)
 
@@ -271,4 +278,13 @@ def stage_memory(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> StageMemo
     hf = plan.implementation == "hf"
     segments = tuple((hf_segments if hf else ledger_segments)(plan, spec, stage, tensors))
     constants = tuple(hf_constants(plan, spec)) if hf else ()
-    return StageMemory(plan, spec, stage, segments, constants, groups_of(plan, spec, stage), StateKey.of(plan), None)
+    return StageMemory(
+        plan,
+        spec,
+        stage,
+        segments,
+        constants,
+        groups_of(plan, spec, stage),
+        StateKey.of(plan),
+        gathered(plan, spec, stage, tensors),
+    )

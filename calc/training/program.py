@@ -106,7 +106,7 @@ class Builder:
         inputs = matrices[0].shape[1]
         down = Weight("lora_A", r * inputs, True, FULL)
         up = Weight("lora_B", out * r, True, FULL)
-        with t.part(name):
+        with t.part(f"{name}_adapter"):
             wide = ops.cast(t, x, FULL, "adapter_input")
             low = ops.linear(t, wide, down, r, "lora_A")
             high = ops.linear(t, low, up, out, "lora_B")

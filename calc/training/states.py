@@ -157,7 +157,7 @@ def leaf(key: StateKey, tensor: Tensor, rule: Rule, name: str) -> Component:
     """One state of one tensor, with its formula."""
     ranks, numbers = key.ranks(tensor, rule), dict(tensor.numbers)
     latex = _elements_latex(key, tensor, rule, ranks, numbers)
-    assumes = ("n: ranks that ZeRO shards over" + (", whole rows each, padded (FSDP2)" if key.rows else ", evenly"),)
+    assumes = ("n_z: ranks that ZeRO shards over" + (", whole rows each, padded (FSDP2)" if key.rows else ", evenly"),)
     formula = Formula(latex, rule.source, rule.url, assumes if ranks > 1 else ())
     return Component(name, key.bytes(tensor, rule), formula=formula, numbers=numbers)
 
@@ -168,19 +168,19 @@ def _elements_latex(key: StateKey, tensor: Tensor, rule: Rule, ranks: int, numbe
         numbers["E"] = tensor.copies
         copies = r"<E> \cdot "
     if ranks > 1:
-        numbers["n"] = ranks
+        numbers["n_z"] = ranks
     first, rest = tensor.first_latex, rf" \cdot {tensor.rest_latex}" if tensor.rest_latex else ""
     whole = f"{copies}{first}{rest}"
     if rule.kind == "factored" and tensor.rest > 1:
         both = f"{first} + {tensor.rest_latex}"
-        each = rf"\lceil \frac{{{both}}}{{<n>}} \rceil" if ranks > 1 else f"({both})"
+        each = rf"\lceil \frac{{{both}}}{{<n_z>}} \rceil" if ranks > 1 else f"({both})"
         return rf"{rule.bytes} \cdot {copies}{each}"
     if ranks > 1 and key.rows and tensor.expert:
-        whole = rf"\lceil \frac{{{tensor.copies}}}{{<n>}} \rceil \cdot {first}{rest}"
+        whole = rf"\lceil \frac{{{tensor.copies}}}{{<n_z>}} \rceil \cdot {first}{rest}"
     elif ranks > 1 and key.rows:
-        whole = rf"\lceil \frac{{{first}}}{{<n>}} \rceil{rest}"
+        whole = rf"\lceil \frac{{{first}}}{{<n_z>}} \rceil{rest}"
     elif ranks > 1:
-        whole = rf"\lceil \frac{{{whole}}}{{<n>}} \rceil"
+        whole = rf"\lceil \frac{{{whole}}}{{<n_z>}} \rceil"
     if rule.kind == "blocks":
         ledger = OPTIMIZERS[key.optimizer]
         if tensor.elements >= ledger.smallest:
@@ -253,6 +253,7 @@ def merged(parts: Iterable[Component]) -> tuple[Component, ...]:
     found: dict[str, Component] = {}
     for part in parts:
         known = found.get(part.name)
+        assert known is None or known.count == part.count == 1, part.name
         children = part.children if known is None else (*known.children, *part.children)
         found[part.name] = part if known is None else Component(part.name, children=merged(children))
     return tuple(found.values())
