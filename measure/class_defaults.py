@@ -44,8 +44,10 @@ def _fields(config_class: Any) -> dict[str, Any]:
             value = list(value)
         if isinstance(value, bool | int | float | str | list) and field.name not in IGNORED:
             found[field.name] = value
-    aliases = config_class.attribute_map.items()
-    found |= {alias: found[name] for alias, name in aliases if name in found and alias not in IGNORED}
+    pairs = [
+        pair for names in config_class.attribute_map.items() for pair in (names, names[::-1])
+    ]  # either may be written
+    found |= {other: found[name] for other, name in pairs if name in found and other not in IGNORED}
     part = _rotary_part(config_class)
     return found | ({"partial_rotary_factor": part} if part else {})
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from calc.errors import InputError
+from calc.model.families import prediction
 from calc.model.families.base import Family
 from calc.model.families.common import (
     LAYER_NORM,
@@ -26,8 +27,8 @@ from calc.model.families.common import (
 from calc.model.feed_forward import MLP, FeedForward
 from calc.model.fields import MOST_LAYERS, Fields
 from calc.model.mixers import Attention
-from calc.model.spec import ModelSpec, Stack, Tower
-from calc.model.weights import Norm, Part, Weight, dim, linear
+from calc.model.spec import ModelSpec
+from calc.model.weights import Norm, Weight, dim
 
 PRE = ("input_norm", "post_attention_norm")
 POST = ("post_attention_norm", "post_feedforward_norm")
@@ -140,14 +141,7 @@ def mimo(fields: Fields) -> ModelSpec:
         raise InputError.of("use_sliding_window", True, "only false is understood for MiMo")
     fields.ignore("attention_bias", "sliding_window", "max_window_layers", "use_mrope")
     spec = dense(Traits(bias="qkv", bias_flag=""))(fields)
-    count = fields.size("num_nextn_predict_layers", default=0, low=0, high=64)
-    if not count:
-        return spec
-    h = dim("h", spec.hidden_size)
-    names = (*PRE, "token_norm", "hidden_norm", "final_norm")
-    extra = (Part("projection", linear("input", "input_proj", h, dim("2", 2) * h)),)
-    layer = replace(spec.layers.kinds[0], kind="layer", norms=tuple(Norm(name, h) for name in names), extra=extra)
-    return replace(spec, towers=(Tower("prediction", Stack((layer,), (0,) * count)),))
+    return prediction.with_prediction(spec, prediction.count(fields), in_total=True)
 
 
 def stablelm(fields: Fields) -> ModelSpec:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from calc.errors import InputError
+from calc.model.families import prediction
 from calc.model.families.base import Family
 from calc.model.families.common import (
     assemble,
@@ -26,7 +27,7 @@ from calc.model.families.recurrences import gated_delta_net, mamba1, mamba2
 from calc.model.families.sparse import Experts, every_step, shared_expert
 from calc.model.feed_forward import MLP, FeedForward, MoE
 from calc.model.fields import MOST_LAYERS, Fields
-from calc.model.mixers import Mixer, Recurrence
+from calc.model.mixers import Attention, Mixer, Recurrence
 from calc.model.spec import Layer, ModelSpec
 from calc.model.weights import Norm, Part, dim, linear
 
@@ -72,19 +73,23 @@ def _delta_hybrid(
         "full": lambda: softmax(0),
         "sliding": lambda: softmax(fields.size("sliding_window")),
     }
-    fields.ignore("full_attention_interval", "attn_output_gate", "mamba_ssm_dtype", "mtp_num_hidden_layers")
+    fields.ignore("full_attention_interval", "attn_output_gate", "mamba_ssm_dtype")
     fields.ignore(
         "mtp_use_dedicated_embeddings", "head_dim", "intermediate_size", "mlp_only_layers", "decoder_sparse_step"
     )
     layers = combined(
         mixers, layer_types(fields, LINEAR_OR_FULL, default), forwards, forward_pattern, norms(fields, style="gemma")
     )
-    return assemble(
+    spec = assemble(
         fields,
         layers,
         tied=tied,
         final_norm=Norm("weight", dim("h", hidden(fields)), style="gemma"),
         dropout=dropouts(fields, **_DROPOUT),
+    )
+    full = [layer for layer in layers if isinstance(layer.mixer, Attention)]
+    return prediction.with_prediction(
+        spec, prediction.count(fields, "mtp_num_hidden_layers"), full[-1] if full else None
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from calc.errors import InputError
+from calc.model.families import prediction
 from calc.model.families.base import Family
 from calc.model.families.common import (
     assemble,
@@ -47,7 +48,8 @@ def deepseek(fields: Fields) -> ModelSpec:
     """DeepSeek-V2, V3 and R1: latent attention, the first layers dense, then experts with shared ones beside them."""
     if fields.data.get("moe_layer_freq", 1) != 1:
         raise InputError.of(fields.name("moe_layer_freq"), fields.data["moe_layer_freq"], "only 1 is understood")
-    return _latent_moe(fields, {"full": lambda: latent_attention(fields)}, ["full"] * num_layers(fields))
+    spec = _latent_moe(fields, {"full": lambda: latent_attention(fields)}, ["full"] * num_layers(fields))
+    return prediction.with_prediction(spec, prediction.count(fields), copies=True)
 
 
 def deepseek_v2(fields: Fields) -> ModelSpec:
@@ -75,7 +77,7 @@ def glm_moe_dsa(fields: Fields) -> ModelSpec:
         "full": lambda: latent_attention(fields, indexer=indexer(fields)),
         "shared": lambda: latent_attention(fields),
     }
-    return _latent_moe(fields, mixers, kinds)
+    return prediction.with_prediction(_latent_moe(fields, mixers, kinds), prediction.count(fields))
 
 
 def _indexer_schedule(fields: Fields, count: int) -> list[str]:

@@ -34,7 +34,7 @@ def with_text(fields: Fields, read: Reader, text: Fields, tied: bool, towers: tu
     text.data = {**text.data, "tie_word_embeddings": outer}
     spec = read(text)
     kind = storage_dtype(fields) if fields.has("dtype", "torch_dtype") else spec.dtype
-    return replace(spec, towers=towers, dtype=kind)
+    return replace(spec, towers=(*spec.towers, *towers), dtype=kind)
 
 
 def _named(fields: Fields, section: str, known: dict[str, Any]) -> Any:

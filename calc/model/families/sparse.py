@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from calc.errors import InputError
+from calc.model.families import prediction
 from calc.model.families.base import Family
 from calc.model.families.common import EXPERTS, LAYER_NORM, bias, heads, hidden, mlp, moe, num_layers
 from calc.model.families.dense import PRE, SANDWICH, Traits, build, dense_mlp
@@ -131,10 +132,9 @@ def glm4_moe(fields: Fields) -> ModelSpec:
     if not fields.has("head_dim"):  # the class rounds down where the heads do not divide
         count = fields.size("num_attention_heads")
         sizes["sizes"] = (count, fields.size("num_key_value_heads", default=count), max(1, hidden(fields) // count))
-    return sparse(
-        Traits(flag_letters="qkv", qk_norm=qk, attention=sizes),
-        Experts(shared_count="n_shared_experts", pattern=first_dense()),
-    )(fields)
+    traits = Traits(flag_letters="qkv", qk_norm=qk, attention=sizes)
+    spec = sparse(traits, Experts(shared_count="n_shared_experts", pattern=first_dense()))(fields)
+    return prediction.with_prediction(spec, prediction.count(fields), copies=True)
 
 
 def ernie4_5_moe(fields: Fields) -> ModelSpec:

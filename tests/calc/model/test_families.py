@@ -66,6 +66,39 @@ def test_a_hub_total_that_needs_no_explanation_is_the_count():
     assert {name: parameters(load(name)).total for name in plain} == plain
 
 
+# The Hub's totals that hold more than the class builds, and how much beside the prediction layer: the corrections that the routers
+# keep as buffers, one an expert in every mixture. DeepSeek's also hold the scales of 128 x 128 blocks.
+HELD_BESIDE = {
+    "deepseek-r1": 256 * 59 + 41_540_496,
+    "deepseek-v3": 256 * 59 + 41_540_496,
+    "glm-4.5": 160 * 90,
+    "glm-4.5-air": 128 * 46,
+    "glm-5": 256 * 76,
+    "qwen3.5-27b": 0,
+    "qwen3.5-122b-a10b": 0,
+    "qwen3.6-35b-a3b": 0,
+}
+
+
+@pytest.mark.parametrize("name", HELD_BESIDE)
+def test_the_prediction_layer_is_the_rest_of_the_hub_total(name):
+    answer = parameters(load(name))
+    prediction = answer.as_json()["not_in_total"]["prediction"]
+    assert answer.total + prediction + HELD_BESIDE[name] == catalogue()[name].hub_total
+
+
+def test_the_scales_of_deepseek_are_one_for_each_block_of_128_by_128():
+    spec = load("deepseek-v3")
+    (layer,) = spec.towers[0].stack.kinds
+    total = 0
+    for parts, count in [*zip(spec.layers.kind_parts, spec.layers.counts, strict=True), (layer.parts, 1)]:
+        for part in parts:
+            if part.name in ("attention", "mlp", "experts", "shared_expert"):
+                sizes = [[dim.size for dim in weight.shape] for weight in part.weights]
+                total += count * part.copies * sum(-(-s[0] // 128) * -(-s[1] // 128) for s in sizes if len(s) == 2)
+    assert total == 41_540_496
+
+
 JUNK = st.one_of(
     st.none(),
     st.booleans(),

@@ -1,0 +1,35 @@
+"""Layers that predict further tokens (multi-token prediction, MTP): most checkpoints hold them, few model classes build them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from calc.model.fields import Fields
+from calc.model.spec import Layer, ModelSpec, Stack, Tower
+from calc.model.weights import Part, Split, Weight, dim, linear
+
+_NORMS = ("token_norm", "hidden_norm", "final_norm")
+
+
+def count(fields: Fields, key: str = "num_nextn_predict_layers") -> int:
+    """How many such layers the checkpoint holds."""
+    return fields.size(key, default=0, low=0, high=64) if fields.has(key) else 0
+
+
+def with_prediction(
+    spec: ModelSpec, layers: int, layer: Layer | None = None, *, copies: bool = False, in_total: bool = False
+) -> ModelSpec:
+    """The model with so many MTP layers beside it, each like its last layer unless `layer` is given (DeepSeek-V3, arXiv 2412.19437,
+    section 2.2): a projection of 2 h to h, norms on its two inputs and its output. `copies`: each stores the embedding and head too.
+    """
+    if not layers:
+        return spec
+    h, vocab = dim("h", spec.hidden_size), dim("V", spec.vocab_size)
+    like = layer or spec.layers.kinds[spec.layers.pattern[-1]]
+    extra = [Part("projection", linear("input", "eh_proj", h, dim("2", 2) * h))]
+    if copies:
+        table = Weight("token", (vocab, h), Split.VOCAB, "embed_tokens")
+        extra.append(Part("copies", (table, *linear("head", "shared_head.head", vocab, h, Split.VOCAB))))
+    norms = (*like.norms, *(replace(like.norms[0], name=name) for name in _NORMS))
+    made = replace(like, kind="layer", norms=norms, extra=(*like.extra, *extra))
+    return replace(spec, towers=(*spec.towers, Tower("prediction", Stack((made,), (0,) * layers), in_total=in_total)))
