@@ -39,7 +39,7 @@ def stacked(rows: Rows, unit: str, numbers: Numbers, key: str, limit: tuple[str,
         "encoding": {
             "y": {"field": "row", "type": "nominal", "sort": None, "title": None, "axis": _names(len(rows) > 1)}
         },
-        "layer": [_bars([segment["part"] for segment in data], suffix), *_limit(limit, unit, numbers, scale)],
+        "layer": [_bars([segment["part"] for segment in data], suffix), *_limit(limit, unit, numbers, scale, most)],
     }
     st.vega_lite_chart(data, spec, key=key)
 
@@ -77,8 +77,10 @@ def _bars(names: Sequence[str], suffix: str) -> dict[str, Any]:
     }
 
 
-def _limit(limit: tuple[str, float] | None, unit: str, numbers: Numbers, scale: int) -> list[dict[str, Any]]:
-    """A dashed line across all rows, with its name above; nothing where there is no limit."""
+def _limit(
+    limit: tuple[str, float] | None, unit: str, numbers: Numbers, scale: int, most: float
+) -> list[dict[str, Any]]:
+    """A dashed line across all rows, with its name above; nothing where there is no limit. `most` is the longest row."""
     if limit is None:
         return []
     name, value = limit
@@ -88,8 +90,7 @@ def _limit(limit: tuple[str, float] | None, unit: str, numbers: Numbers, scale: 
         "type": "text",
         "text": f"{name}: {numbers.show(value, unit)}",
         "y": -9,
-        "align": "right",
-        "dx": 4,
+        "align": "right" if 2 * value > most else "left",  # towards the room that there is
         "color": _RED,
     }
     return [

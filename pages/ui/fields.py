@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 import streamlit as st
 from pydantic import BaseModel
@@ -21,7 +21,7 @@ Groups = Mapping[str, Sequence[str]]
 _AUTO, _ON, _OFF = "auto", "on", "off"
 _SWITCH = {_AUTO: None, _ON: True, _OFF: False}
 _LARGEST = 2**53 - 1  # what a browser's number holds exactly
-_WIDTH = 171  # pixels of one widget; a row holds as many as fit
+_WIDTH, _NARROW = 171, 152  # pixels of one widget; a row holds as many as fit
 
 
 def ask_plan(plan: type[BaseModel], groups: Groups, prefix: str = "") -> BaseModel:
@@ -41,7 +41,7 @@ def ask_all(plans: Sequence[type[BaseModel]], groups: Groups, prefix: str = "") 
         with st.expander("More options", icon=":material/tune:"):
             for tab, names in zip(st.tabs(list(folded)), folded.values(), strict=True):
                 with tab:
-                    values |= _row(fields, names, prefix)
+                    values |= _row(fields, names, prefix, _NARROW)
     return values
 
 
@@ -63,9 +63,9 @@ def made(plan: type[BaseModel], values: Mapping[str, Any], asked: Mapping[str, F
     )
 
 
-def _row(fields: Mapping[str, FieldInfo], names: Sequence[str], prefix: str) -> dict[str, Any]:
+def _row(fields: Mapping[str, FieldInfo], names: Sequence[str], prefix: str, width: int = _WIDTH) -> dict[str, Any]:
     with st.container(horizontal=True, gap="small"):
-        return {name: ask(name, fields[name], prefix) for name in names if name in fields}
+        return {name: ask(name, fields[name], prefix, width) for name in names if name in fields}
 
 
 def refusal(plan: type[BaseModel], name: str, text: str) -> str:
@@ -121,15 +121,15 @@ def _unset(field: FieldInfo) -> bool:
     return NoneType in _kinds(field)
 
 
-def ask(name: str, field: FieldInfo, prefix: str = "", stretch: bool = False) -> Any:
-    """The value of one field, from the widget that suits its type; `stretch` lets it take the whole width."""
+def ask(name: str, field: FieldInfo, prefix: str = "", width: int | Literal["stretch"] = _WIDTH) -> Any:
+    """The value of one field, from the widget that suits its type, `width` pixels wide."""
     key, look = prefix + name, LOOKS.get(name, Look())
     shared = {
         "label": look.label or name.replace("_", " ").capitalize(),
         "key": key,
         "help": field.description,
         "bind": "query-params",
-        "width": "stretch" if stretch else _WIDTH,
+        "width": width,
     }
     default = field.get_default(call_default_factory=True)
     if key in st.session_state and key not in st.query_params:
@@ -183,7 +183,7 @@ def _ask_slider(shared: dict[str, Any], field: FieldInfo, default: Any, look: Lo
     """A number with a slider under it: exact where it is typed, quick where it is slid. Only the number is in the URL."""
     key = shared["key"]
     slider = f"{key} slider"
-    with st.container(width=_WIDTH, gap="xsmall"):
+    with st.container(width=shared["width"], gap="xsmall"):
         value = _ask_number(shared | {"width": "stretch"}, field, default, look)
         st.session_state[slider] = max((stop for stop in look.stops if value and stop <= value), default=look.stops[0])
         st.select_slider(

@@ -33,15 +33,25 @@ _PATIENCE_SECONDS = 10.0  # for a run to end in order, once cancelled
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
+Workload = Literal[
+    "decoder-states", "saved-activations", "checkpointing", "amp", "lora", "optimizer-temporaries", "logits-peak",
+    "attention-memory", "kv-cache-growth", "paged-decode", "prefill-decode", "matmul-rate", "memory-bandwidth", "pcie",
+    "context-and-workspace", "quantisation-error", "flops", "standard",
+]  # fmt: skip
+
+
 class MeasurePlan(BaseModel):
     """What the page asks for; the flags of `python -m measure run`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    workload: Literal["decoder-states", "copy-bandwidth"] = Field("decoder-states", description="What to measure.")
+    workload: Workload = Field("decoder-states", description="What to measure; standard: all of them, one by one.")
     size: Literal["small", "medium"] = Field("small", description="How large a model or tensor.")
     device: Literal["auto", "cuda", "cpu"] = Field(
         "auto", description="auto: the GPU where there is one, else the CPU."
+    )
+    model: str = Field(
+        "", max_length=500, description="A model of the catalogue, for workloads that take one. Left out: a small Llama."
     )
     seconds: float = Field(120.0, ge=1, le=3600, description="Time limit in seconds, from having the device.")
     memory_fraction: float = Field(

@@ -18,25 +18,25 @@ def draw() -> None:
     """Draw the sidebar; `scenario` reads what it holds."""
     with st.sidebar:
         _subject("")
-        if ask("compare", View.model_fields["compare"], stretch=True):
+        if ask("compare", View.model_fields["compare"], width="stretch"):
             st.markdown("**Second scenario**")
             _subject(SECOND)
-        ask("units", View.model_fields["units"], stretch=True)
+        ask("units", View.model_fields["units"], width="stretch")
 
 
 def _subject(prefix: str) -> None:
     fields = Subject.model_fields
-    model = ask("model", fields["model"], prefix, stretch=True)
+    model = ask("model", fields["model"], prefix, width="stretch")
     if model == CUSTOM:
         _own_model(prefix)
     elif model in catalogue():
         _model_source(model)
-    gpu = ask("gpu", fields["gpu"], prefix, stretch=True)
+    gpu = ask("gpu", fields["gpu"], prefix, width="stretch")
     if gpu in gpus():
         _gpu_facts(gpu)
     with st.expander("The GPU's figures", expanded=gpu == CUSTOM):
         for name in _FIGURES:
-            ask(name, fields[name], prefix, stretch=True)
+            ask(name, fields[name], prefix, width="stretch")
 
 
 def _own_model(prefix: str) -> None:
