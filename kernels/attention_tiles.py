@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import triton
 import triton.language as tl
 
 from kernels.launch import narrow, widen
-
-LOG2_E: tl.constexpr = tl.constexpr(math.log2(math.e))  # exp2 is the GPU's own instruction: scores go in powers of 2
 
 
 @triton.jit

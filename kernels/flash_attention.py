@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.attention_tiles import LOG2_E, dot, keys_seen, load_rows, seen, store_rows
+from kernels.attention_tiles import dot, keys_seen, load_rows, seen, store_rows
 from kernels.flash_attention_backward import backward
-from kernels.launch import check, configs, narrow, power_of_2
+from kernels.launch import LOG2_E, check, configs, narrow, power_of_2
 from kernels.standard_attention import standard_attention
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.attention_tiles import LOG2_E, dot, keys_seen, load_rows, seen, store_rows
-from kernels.launch import as_fp32, check, configs, narrow, power_of_2
+from kernels.attention_tiles import dot, keys_seen, load_rows, seen, store_rows
+from kernels.launch import LOG2_E, as_fp32, check, configs, narrow, power_of_2
 
 # BM queries by BN keys, warps, stages; at D = 128 in 16 bits all but the first of each fit 99 KiB of shared memory
 _KEY_TILES = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,8 +18,13 @@ def is_interpreted() -> bool:
 
 
 INTERPRETED: tl.constexpr = tl.constexpr(is_interpreted())  # the same for kernels, settled when they are compiled
+LOG2_E: tl.constexpr = tl.constexpr(math.log2(math.e))  # exp2 is the GPU's own instruction: exponents go in powers of 2
 
 Blocks = dict[str, int]
+# elementwise kernels: small blocks keep a small card's few multiprocessors evenly busy, large ones feed a large card's HBM
+ELEMENTWISE = [({"BLOCK": block}, warps, 1) for block, warps in ((512, 4), (1024, 4), (2048, 4), (4096, 8), (8192, 8))]
+# kernels that hold a row in registers: only the threads among whom it is shared out are open
+ROWWISE: list[tuple[Blocks, int, int]] = [({}, warps, 1) for warps in (1, 2, 4, 8, 16, 32)]
 
 
 def configs(choices: Iterable[tuple[Blocks, int, int]], interpreted: Blocks) -> list[Any]:
@@ -31,6 +37,17 @@ def configs(choices: Iterable[tuple[Blocks, int, int]], interpreted: Blocks) -> 
     if is_interpreted():
         return [triton.Config(interpreted)]
     return [triton.Config(blocks, num_warps=warps, num_stages=stages) for blocks, warps, stages in choices]
+
+
+def largest_row() -> int:
+    """Elements of a row that a program holds in registers at most (few in the interpreter, so that small tests pass it)."""
+    return 64 if is_interpreted() else 16384
+
+
+def persistent_programs(x: Tensor, rows: int) -> int:
+    """Programs for a kernel whose programs go over many rows each: two for each multiprocessor, and no idle ones."""
+    most = 3 if is_interpreted() else 2 * torch.cuda.get_device_properties(x.device).multi_processor_count
+    return max(1, min(rows, most))
 
 
 @triton.jit

@@ -27,3 +27,20 @@ def normal(*shape, dtype=torch.float32, device="cpu", seed=0, scale=1.0):
     """Normal random numbers, the same on every device."""
     generator = torch.Generator().manual_seed(seed)
     return (torch.randn(shape, generator=generator) * scale).to(dtype).to(device)
+
+
+def with_gradients(function, inputs, dout, **options):
+    """[output, gradient of each input] of `function` at the inputs, for the gradient `dout` of its output."""
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    out = function(*leaves, **options)
+    out.backward(dout)
+    return [out, *(leaf.grad for leaf in leaves)]
+
+
+def assert_both_ways_as_accurate(function, reference, inputs, dout, epsilon=2e-7, **options):
+    """Output and gradients of `function` are as accurate as those of `reference`, whose float64 run gives the truth."""
+    ours = with_gradients(function, inputs, dout, **options)
+    theirs = with_gradients(reference, inputs, dout, **options)
+    true = with_gradients(reference, [x.double() for x in inputs], dout.double(), **options)
+    for found, rival, exact in zip(ours, theirs, true, strict=True):
+        assert_as_accurate(found, rival, exact, epsilon=epsilon)

@@ -7,7 +7,7 @@ pytest.importorskip("triton")
 
 from kernels import flash_attention as kernel  # noqa: E402
 from kernels import flash_attention_backward, standard_attention  # noqa: E402
-from tests.kernels.precision import assert_as_accurate, normal  # noqa: E402
+from tests.kernels.precision import assert_both_ways_as_accurate, normal, with_gradients  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -37,21 +37,9 @@ def inputs(case, dtype, device):
     return [normal(*shape, dtype=dtype, device=device, seed=seed) for seed, shape in enumerate(shapes)]
 
 
-def with_gradients(attention, q, k, v, dout, **options):
-    leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
-    out = attention(*leaves, **options)
-    out.backward(dout)
-    return out, *(leaf.grad for leaf in leaves)
-
-
 def compare(case, dtype, device):
-    q, k, v, dout = inputs(case, dtype, device)
-    options = CASES[case][-1]
-    ours = with_gradients(kernel.flash_attention, q, k, v, dout, **options)
-    theirs = with_gradients(kernel.reference, q, k, v, dout, **options)
-    true = with_gradients(kernel.reference, *(x.double() for x in (q, k, v, dout)), **options)
-    for found, reference, exact in zip(ours, theirs, true, strict=True):
-        assert_as_accurate(found, reference, exact, epsilon=2e-7)
+    *given, dout = inputs(case, dtype, device)
+    assert_both_ways_as_accurate(kernel.flash_attention, kernel.reference, given, dout, **CASES[case][-1])
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -95,11 +83,11 @@ def test_hidden_keys_have_no_weight_however_large(device):
 
 def test_no_keys_give_zeros_and_no_queries_give_nothing(device):
     q, k = torch.ones(1, 2, 3, 16, device=device), torch.ones(1, 2, 0, 16, device=device)
-    out, dq, dk, dv = with_gradients(kernel.flash_attention, q, k, k, torch.ones_like(q))
+    out, dq, dk, dv = with_gradients(kernel.flash_attention, [q, k, k], torch.ones_like(q))
     assert not out.any()
     assert not dq.any()
     assert (dk.shape, dv.shape) == (k.shape, k.shape)
-    out, dq, dk, dv = with_gradients(kernel.flash_attention, k, q, q, k)
+    out, dq, dk, dv = with_gradients(kernel.flash_attention, [k, q, q], k)
     assert (out.shape, dq.shape) == (k.shape, k.shape)
     assert not dk.any()
     assert not dv.any()
