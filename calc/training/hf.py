@@ -14,7 +14,7 @@ from calc.training.hf_attention import attention, compressed, latent
 from calc.training.hf_forward import mlp, moe
 from calc.training.ops import FULL, LONG, ONE
 from calc.training.program import Builder, Settings
-from calc.training.tape import FIXED, POSITIONS, Edge, Value, Weight
+from calc.training.tape import FIXED, POSITIONS, Edge, Node, Value, Weight
 from calc.training.tensors import linear_modules
 
 
@@ -143,8 +143,8 @@ def _hidden(layer: Layer) -> int:
 
 
 @lru_cache(maxsize=512)
-def end_block(spec: ModelSpec, settings: Settings, loss: str, residual: int, trains: bool) -> Block:
-    """Final norm, head and loss."""
+def end_block(spec: ModelSpec, settings: Settings, loss: str, several: bool, residual: int, trains: bool) -> Block:
+    """Final norm, head and loss. `several` sequences in a batch: their shifted labels are a copy of the padded ones."""
     b = Builder(settings)
     t = b.tape
     vocabulary = b.local(dim("V", spec.vocab_size))
@@ -164,26 +164,27 @@ def end_block(spec: ModelSpec, settings: Settings, loss: str, residual: int, tra
                 return _LOSSES[loss](b, x, head_weight, vocabulary)
         with t.part("head"):
             logits = ops.linear(t, x, head_weight, vocabulary, "logits")
-            del x
             if spec.logit_softcap:
                 logits = ops.scale(t, ops.unary(t, ops.scale(t, logits), "capped", "result"), "logits")
             if spec.head_scale:
                 logits = ops.scale(t, logits, "logits")
         with t.part("loss"):
-            return _loss(b, logits)
+            return _loss(b, logits, several)
 
     return record(b, (), program, dim("h", spec.hidden_size), settings.between, residual, trains)
 
 
-def _loss(b: Builder, logits: Value) -> Value:
+def _loss(b: Builder, logits: Value, several: bool) -> Value:
     """transformers' loss: the logits in fp32, their log-softmax, the mean over the labels."""
     t = b.tape
     wide = ops.cast(t, logits, FULL, "fp32_logits")
+    padded = t.new("padded_labels", ONE, logits.extent, LONG) if several else None
     labels = t.new("labels", ONE, logits.extent, LONG)
     log = ops.softmax(t, wide, "log_probabilities", FULL)
     out = t.new("loss", ONE, FIXED, FULL)
     weight = t.new("total_weight", ONE, FIXED, FULL)
     ops.kernel(t, [log], out, [log, labels, weight])
+    del padded
     return out
 
 
@@ -246,7 +247,6 @@ def embedding_block(spec: ModelSpec, settings: Settings) -> Block:
     b = Builder(settings)
     t = b.tape
     h = dim("h", spec.hidden_size)
-    trains = settings.lora is None
 
     def program(held: list[Value]) -> Value:
         tokens = held.pop()
@@ -257,7 +257,7 @@ def embedding_block(spec: ModelSpec, settings: Settings) -> Block:
                 weight = b.weight(table)
                 ids = tokens if index == 0 else t.new("positions", ONE, POSITIONS, LONG)
                 looked = t.new(table.name, h, settings.between if index == 0 else POSITIONS, settings.bytes)
-                t.record([Edge() if trains else None], looked, [ids], _table_gradient(b, weight))
+                _lookup(b, weight, ids, looked, index == 0 and spec.tied)
                 out = looked if out is None else ops.add(t, out, looked, "sum")
             assert out is not None
             if spec.embedding_scale:
@@ -267,9 +267,23 @@ def embedding_block(spec: ModelSpec, settings: Settings) -> Block:
     return record(b, (), program, ONE, settings.between, LONG, False)
 
 
-def _table_gradient(b: Builder, weight: Weight):  # type: ignore[no-untyped-def]
-    def backward(g: Value, *saved: Value) -> tuple[None]:
-        ops.weight_gradient(b.tape, weight)
+def _lookup(b: Builder, table: Weight, ids: Value, out: Value, tied: bool) -> None:
+    """Join an embedding to the graph. Where the head is tied, its gradient waits, and both are summed into a third."""
+    t = b.tape
+    if not table.trains:
+        return
+
+    def summed(g: Value) -> tuple[None]:
+        ops.weight_gradient(t, table)
         return (None,)
 
-    return backward
+    def backward(g: Value, *saved: Value) -> tuple[Value | None]:
+        if tied:
+            return (t.new("table_gradient", table.dim, FIXED, table.bytes),)
+        ops.weight_gradient(t, table)
+        return (None,)
+
+    edge = Edge()
+    if tied:
+        t.nodes.append(Node((None,), (edge,), [], summed))
+    t.record([edge], out, [ids], backward)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 from calc.breakdown import Component, Formula, Number
+from calc.model.feed_forward import MoE
 from calc.model.mixers import Attention, LatentAttention
 from calc.model.spec import ModelSpec
 from calc.training.blocks import Block, Sizes, alive_at, block_bytes, storage_bytes
@@ -17,7 +19,7 @@ from calc.training.segments import Constant, Segment
 from calc.training.stages import Stage
 from calc.training.states import GRANULE, tree
 from calc.training.tape import Storage
-from calc.training.tensors import Lora, ModelTensors, Tensors, kind_path
+from calc.training.tensors import FP32_ROUTERS, Lora, ModelTensors, Tensors, kind_path
 from calc.units import round_up
 
 
@@ -93,7 +95,7 @@ def hf_segments(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: Mode
             cached[kind, trains] = block_segment(path, block, sizes, tensors.kinds[kind], plan, PROGRAM)
         made.append(cached[kind, trains])
     if stage.last:
-        block = end_block(spec, settings, plan.loss, residual, True)
+        block = end_block(spec, settings, plan.loss, plan.micro_batch > 1, residual, True)
         made.append(block_segment(("end",), block, sizes, tensors.end, plan, PROGRAM))
     return made
 
@@ -150,7 +152,7 @@ def _leaf(name: str, storage: Storage, sizes: Sizes, plan: TrainingPlan, source:
     return Component(name, value, formula=Formula(latex, source.text, source.url, assumes), numbers=used)
 
 
-def hf_constants(plan: TrainingPlan, spec: ModelSpec) -> list[Constant]:
+def hf_constants(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> list[Constant]:
     """What lives beside the blocks: the token ids, the loss, the rotary tables that all layers read and their frequencies."""
     batch, tokens = plan.micro_batch, plan.seq // plan.cp
     made = [
@@ -160,6 +162,8 @@ def hf_constants(plan: TrainingPlan, spec: ModelSpec) -> list[Constant]:
     ]
     if plan.recompute == "full":  # each checkpoint holds the arguments of its layer
         made.append(_constant("position_ids", 8 * tokens, r"8 \cdot <s>", {"s": tokens}, False, "layers"))
+    for name, size, latex, numbers in _router_buffers(spec, stage):
+        made.append(_constant(name, size, latex, numbers, False, "step"))
     if spec.embedding_scale:
         made.append(_constant("embedding_scale", 4, "4", {}, False, "step"))
     recipe = RECIPES[plan.recipe]
@@ -168,14 +172,30 @@ def hf_constants(plan: TrainingPlan, spec: ModelSpec) -> list[Constant]:
     widths = _rotary_widths(spec)
     for number, width in enumerate(widths, 1):
         suffix = f"_{number}" if len(widths) > 1 else ""
-        latex = rf"{size} \cdot <s> \cdot <d>"
+        half = 2 if spec.architecture in _HALF_TABLES else 1
+        latex = rf"{size} \cdot <s> \cdot <d>" if half == 1 else rf"{size} \cdot <s> \cdot \frac{{<d>}}{{2}}"
         for name in ("cosines", "sines"):
             made.append(
-                _constant(name + suffix, size * tokens * width, latex, {"s": tokens, "d": width}, False, "layers")
+                _constant(
+                    name + suffix, size * tokens * width // half, latex, {"s": tokens, "d": width}, False, "layers"
+                )
             )
         for name in ("frequencies", "original_frequencies"):
             made.append(_constant(name + suffix, 2 * width, r"2 \cdot <d>", {"d": width}, False, "step"))
     return made
+
+
+def _router_buffers(spec: ModelSpec, stage: Stage) -> Iterator[tuple[str, int, str, dict[str, Number]]]:
+    """The correction biases of routers that balance without a loss: fp32 buffers, no parameters (DeepSeek-V3)."""
+    if spec.architecture not in FP32_ROUTERS or spec.architecture == "DeepseekV2ForCausalLM":
+        return
+    for kind, count in sorted(stage.counts.items()):
+        module = spec.layers.kinds[kind].feed_forward
+        if isinstance(module, MoE):
+            numbers: dict[str, Number] = {"L": count, "E": module.num_experts}
+            each = round_up(4 * module.num_experts, GRANULE)
+            latex = r"<L> \cdot 512 \cdot \lceil \frac{4 \cdot <E>}{512} \rceil"
+            yield f"router_correction_{kind}", count * each, latex, numbers
 
 
 def _constant(name: str, exact: int, latex: str, numbers: dict[str, Number], each: bool, until: str) -> Constant:
@@ -187,6 +207,7 @@ def _constant(name: str, exact: int, latex: str, numbers: dict[str, Number], eac
 
 
 _FP32_TABLES = frozenset({"Olmo2ForCausalLM", "Olmo3ForCausalLM"})  # the rest cast them to the model's format
+_HALF_TABLES = frozenset({"GptOssForCausalLM"})  # the two halves of a head share their angles
 # Models whose windowed layers turn with a base of their own.
 _TWO_BASES = frozenset({"Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"})
 

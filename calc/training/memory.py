@@ -277,7 +277,7 @@ def stage_memory(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> StageMemo
     tensors = model_of(plan, spec)
     hf = plan.implementation == "hf"
     segments = tuple((hf_segments if hf else ledger_segments)(plan, spec, stage, tensors))
-    constants = tuple(hf_constants(plan, spec)) if hf else ()
+    constants = tuple(hf_constants(plan, spec, stage)) if hf else ()
     return StageMemory(
         plan,
         spec,
