@@ -23,8 +23,6 @@ LOG2_E: tl.constexpr = tl.constexpr(math.log2(math.e))  # exp2 is the GPU's own 
 Blocks = dict[str, int]
 # elementwise kernels: small blocks keep a small card's few multiprocessors evenly busy, large ones feed a large card's HBM
 ELEMENTWISE = [({"BLOCK": block}, warps, 1) for block, warps in ((512, 4), (1024, 4), (2048, 4), (4096, 8), (8192, 8))]
-# kernels that hold a row in registers: only the threads among whom it is shared out are open
-ROWWISE: list[tuple[Blocks, int, int]] = [({}, warps, 1) for warps in (1, 2, 4, 8, 16, 32)]
 
 
 def configs(choices: Iterable[tuple[Blocks, int, int]], interpreted: Blocks) -> list[Any]:
@@ -37,6 +35,20 @@ def configs(choices: Iterable[tuple[Blocks, int, int]], interpreted: Blocks) -> 
     if is_interpreted():
         return [triton.Config(interpreted)]
     return [triton.Config(blocks, num_warps=warps, num_stages=stages) for blocks, warps, stages in choices]
+
+
+def _warps_for_a_row(choices: list[Any], _arguments: dict[str, Any], BLOCK: int, **_others: Any) -> list[Any]:
+    """Those that give a thread 8 to 64 elements of the row (more take minutes to compile), or the nearest one."""
+    fitting = [choice for choice in choices if 8 <= BLOCK / (32 * choice.num_warps) <= 64]
+    return fitting or [choices[0] if BLOCK < 256 else choices[-1]]
+
+
+def rowwise() -> Any:
+    """Decorator of a kernel that holds BLOCK elements of a row in registers: tunes among how many threads."""
+    choices: list[tuple[Blocks, int, int]] = [({}, warps, 1) for warps in (1, 2, 4, 8, 16, 32)]
+    return triton.autotune(
+        configs=configs(choices, {}), key=["N", "BLOCK"], prune_configs_by={"early_config_prune": _warps_for_a_row}
+    )
 
 
 def largest_row() -> int:

@@ -10,13 +10,13 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.launch import ROWWISE, as_fp32, check, configs, narrow, persistent_programs, power_of_2
+from kernels.launch import as_fp32, check, narrow, persistent_programs, power_of_2, rowwise
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST_ROW = 65536
 
 
-@triton.autotune(configs=configs(ROWWISE, {}), key=["N"])
+@rowwise()
 @triton.jit
 def _forward(  # type: ignore[no-untyped-def]
     x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, N, eps, BLOCK: tl.constexpr
@@ -34,7 +34,7 @@ def _forward(  # type: ignore[no-untyped-def]
     tl.store(y_ptr + row * N + n, narrow(centred * rstd * weight + bias, y_ptr.dtype.element_ty), mask=n < N)
 
 
-@triton.autotune(configs=configs(ROWWISE, {}), key=["N"])
+@rowwise()
 @triton.jit
 def _backward(  # type: ignore[no-untyped-def]
     x_ptr, weight_ptr, mean_ptr, rstd_ptr, dy_ptr, dx_ptr, dweight_ptr, dbias_ptr, M, N, BLOCK: tl.constexpr

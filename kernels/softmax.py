@@ -9,12 +9,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import LOG2_E, ROWWISE, as_fp32, check, configs, largest_row, narrow, power_of_2
+from kernels.launch import LOG2_E, as_fp32, check, largest_row, narrow, power_of_2, rowwise
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-@triton.autotune(configs=configs(ROWWISE, {}), key=["N"])
+@rowwise()
 @triton.jit
 def _forward(x_ptr, y_ptr, N, BLOCK: tl.constexpr, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64) * N
@@ -41,7 +41,7 @@ def _forward(x_ptr, y_ptr, N, BLOCK: tl.constexpr, WHOLE: tl.constexpr):  # type
             tl.store(y_ptr + row + first + n, narrow(y, y_ptr.dtype.element_ty), mask=first + n < N)
 
 
-@triton.autotune(configs=configs(ROWWISE, {}), key=["N"])
+@rowwise()
 @triton.jit
 def _backward(y_ptr, dy_ptr, dx_ptr, N, BLOCK: tl.constexpr, WHOLE: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64) * N
