@@ -14,8 +14,9 @@ from calc.training.hf_stage import needs_eager
 from calc.training.memory import PHASES, StageMemory, stage_memory
 from calc.training.overhead import SOURCES, Overhead, overhead
 from calc.training.plan import TrainingPlan, check
+from calc.training.published import zero_paper_activations
 from calc.training.recipes import OPTIMIZERS, RECIPES
-from calc.training.stages import Stage, stages
+from calc.training.stages import stages
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +66,11 @@ class TrainingAnswer:
     def activations_bytes(self) -> int:
         return self.worst.activations
 
+    @property
+    def activation_constant_bytes(self) -> int:
+        """The part of `activations_bytes` that does not grow with the micro-batch (one in flight)."""
+        return self.worst.constant_activations
+
     @cached_property
     def overhead(self) -> Overhead:
         return overhead(self.plan, self.gpu, self.peak_bytes)
@@ -106,6 +112,7 @@ class TrainingAnswer:
             "gradients_bytes": self.gradients_bytes,
             "optimizer_bytes": self.optimizer_bytes,
             "activations_bytes": self.activations_bytes,
+            "activation_constant_bytes": self.activation_constant_bytes,
             "overhead_bytes": self.overhead._asdict(),
             "reserved_bytes": self.reserved_bytes,
             "driver_bytes": self.driver_bytes,
@@ -113,6 +120,9 @@ class TrainingAnswer:
             "fits": self.fits,
             "headroom_bytes": self.headroom_bytes,
             "gpus": self.plan.gpus,
+            "zero_paper_activations_bytes": zero_paper_activations(
+                self.plan.micro_batch, self.plan.seq, self.spec.hidden_size, self.spec.num_hidden_layers
+            ),
             "stages": [_stage_json(stage) for stage in self.stages],
             "components": self.breakdown.components(),
             "assumptions": list(self.assumptions),
@@ -156,14 +166,4 @@ def _assumptions(plan: TrainingPlan, spec: ModelSpec) -> list[str]:
 def train(spec: ModelSpec, plan: TrainingPlan, gpu: Gpu | None = None) -> TrainingAnswer:
     """Memory of one training step of a model under a plan. InputError when the layout does not fit the model."""
     check(plan, spec)
-    made: dict[tuple[object, ...], StageMemory] = {}
-    answers = []
-    for stage in stages(plan, spec):
-        answers.append(_stage(plan, spec, stage, made))
-    return TrainingAnswer(spec, plan, gpu, tuple(answers))
-
-
-def _stage(
-    plan: TrainingPlan, spec: ModelSpec, stage: Stage, made: dict[tuple[object, ...], StageMemory]
-) -> StageMemory:
-    return stage_memory(plan, spec, stage)
+    return TrainingAnswer(spec, plan, gpu, tuple(stage_memory(plan, spec, stage) for stage in stages(plan, spec)))

@@ -60,6 +60,7 @@ class BlockBytes(NamedTuple):
     accumulating_peak: int
     weight_gradients: int
     input_gradient: int
+    fixed: int  # the part of `kept` that does not grow with the batch
 
 
 @lru_cache(maxsize=8192)
@@ -82,6 +83,7 @@ def block_bytes(block: Block, sizes: Sizes) -> BlockBytes:
     return BlockBytes(
         size[0], peak, kept, size[block.output], highest, accumulating, held,
         size[block.input_gradient] if block.input_gradient >= 0 else 0,
+        sum(size[number] for number in block.kept if not block.storages[number].extent.batch),
     )  # fmt: skip
 
 

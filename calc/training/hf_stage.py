@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from calc.breakdown import Component, Formula, Number
@@ -157,7 +157,7 @@ def hf_constants(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> list[Cons
     batch, tokens = plan.micro_batch, plan.seq // plan.cp
     made = [
         _constant("input_ids", 8 * batch * tokens, r"8 \cdot <b> \cdot <s>", {"b": batch, "s": tokens}, True, "step"),
-        _constant("loss", 4, "4", {}, True, "step"),
+        replace(_constant("loss", 4, "4", {}, True, "step"), fixed=True),
         _constant("loss_gradient", 4, "4", {}, False, "backward"),
     ]
     if plan.recompute == "full":  # each checkpoint holds the arguments of its layer

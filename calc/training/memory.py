@@ -96,6 +96,13 @@ class StageMemory:
         return self.beside + self.kept_by_segments + self.gathered.kept_bytes
 
     @cached_property
+    def constant_activations(self) -> int:
+        """The part of the activations that does not grow with the batch: tables, weight copies, buffers, gathered weights."""
+        fixed = sum(constant.leaf.total for constant in self.constants if not constant.each or constant.fixed)
+        fixed -= self._bytes_until("backward")
+        return int(fixed) + sum(segment.bytes.fixed for segment in self.segments) + self.gathered.kept_bytes
+
+    @cached_property
     def accumulates(self) -> bool:
         """Whether gradients are there before the backward begins: main gradients are, and those of earlier micro-batches."""
         main = any(state.name == "main_gradient" for state in RECIPES[self.plan.recipe].states)

@@ -164,10 +164,6 @@ _PLAN_RULES: tuple[Rule, ...] = (
     ),
     _divides("cp", "seq"),
     (
-        lambda plan: plan.sharded_sequence and plan.seq % (plan.cp * plan.tp) != 0,
-        "with sequence parallelism cp * tp ({cp} * {tp}) must divide seq ({seq})",
-    ),
-    (
         lambda plan: plan.sequence_parallel is True and plan.tp == 1,
         "sequence_parallel (True) needs tp above 1, and tp is {tp}",
     ),
@@ -221,6 +217,10 @@ def check(plan: TrainingPlan, spec: ModelSpec) -> None:
     for kv in _kv_heads(spec):
         if kv % plan.tp and plan.tp % kv:
             raise InputError(f"tp ({plan.tp}) must divide num_key_value_heads ({kv}) or be a multiple of it", "tp")
+    if plan.sharded_sequence and plan.seq % (plan.cp * plan.tp):
+        raise InputError(
+            f"cp * tp ({plan.cp} * {plan.tp}) must divide seq ({plan.seq}) with sequence parallelism", "seq"
+        )
     layers = spec.num_hidden_layers
     if plan.pp * plan.virtual_stages > layers:
         product = f"pp * virtual_stages ({plan.pp} * {plan.virtual_stages})"

@@ -35,3 +35,4 @@ class Constant:
     leaf: Component
     each: bool
     until: str
+    fixed: bool = False  # of one size, whatever the batch

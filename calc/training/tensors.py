@@ -171,7 +171,7 @@ def _adapters(parts: tuple[Part, ...], lora: Lora) -> Iterator[Tensor]:
                 numbers = (
                     (("r", lora.rank), ("d_in", inputs)) if name == "lora_A" else (("r", lora.rank), ("d_out", output))
                 )
-                place = (part, module, name)
+                place = (part, "adapters", module, name)
                 yield Tensor(place, 1, first, rest, *latex, numbers, "/".join(place), matrix=True, adapter=True)
 
 

@@ -1,0 +1,61 @@
+"""The rules of a training plan: each refusal states the rule and the values."""
+
+from __future__ import annotations
+
+import pytest
+
+from calc.errors import InputError, validated
+from calc.training import TrainingPlan, train
+from tests.calc.training.models import model
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"global_batch": 7, "micro_batch": 2}, "micro_batch * dp (2 * 1) must divide global_batch (7)"),
+        ({"dp": 6, "dp_replicate": 4}, "dp_replicate (4) must divide dp (6)"),
+        ({"dp": 6, "ep": 4}, "ep (4) must divide dp * cp / dp_replicate (6 * 1 / 1)"),
+        ({"seq": 1000, "cp": 3}, "cp (3) must divide seq (1000)"),
+        ({"sequence_parallel": True}, "sequence_parallel (True) needs tp above 1"),
+        ({"recompute": "selective"}, "'selective' is not part of implementation 'hf'"),
+        ({"implementation": "liger"}, "implementation: 'liger' is not modelled yet"),
+        ({"method": "qlora"}, "method: 'qlora' is not modelled yet"),
+        ({"objective": "dpo"}, "objective: 'dpo' is not modelled yet"),
+        ({"offload": "optimizer"}, "offload: 'optimizer' is not modelled yet"),
+        ({"virtual_stages": 2}, "virtual_stages (2) needs pp above 1"),
+        ({"attention": "flash", "recipe": "fp32"}, "'flash' takes 16-bit numbers"),
+        ({"implementation": "fused", "attention": "eager"}, "'eager' is not part of implementation 'fused'"),
+        ({"method": "lora", "implementation": "fused"}, "'lora' needs implementation 'hf'"),
+        ({"method": "lora", "tp": 2}, "tp (2) and ep (1) must be 1"),
+        ({"lora_targets": "q_proj"}, "lora_targets needs method 'lora', not 'full'"),
+        ({"seq": 0}, "seq"),
+        ({"zero": 4}, "zero"),
+        ({"recipe": "int3"}, "recipe"),
+        ({"unknown": 1}, "unknown"),
+    ],
+)
+def test_a_plan_that_breaks_a_rule_is_refused_with_its_values(values, message):
+    with pytest.raises(InputError) as error:
+        validated(TrainingPlan, values)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"tp": 3}, "tp (3) must divide num_attention_heads (32)"),
+        ({"tp": 2, "seq": 511}, "cp * tp (1 * 2) must divide seq (511)"),
+        ({"schedule": "interleaved", "pp": 4, "virtual_stages": 100, "global_batch": 8}, "pp * virtual_stages"),
+    ],
+)
+def test_a_plan_that_does_not_fit_the_model_is_refused_with_both_values(values, message):
+    with pytest.raises(InputError) as error:
+        train(model("llama-2-7b"), TrainingPlan(**values))
+    assert message in str(error.value)
+
+
+def test_lora_targets_are_read_with_commas():
+    assert validated(TrainingPlan, {"method": "lora", "lora_targets": "q_proj, v_proj"}).lora_targets == (
+        "q_proj",
+        "v_proj",
+    )

@@ -1,0 +1,141 @@
+"""What must hold for any plan: monotone states and activations, and activations affine in the batch."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from calc.training import TrainingPlan, train
+from tests.calc.training.models import model
+
+MODELS = st.sampled_from(["llama-2-7b", "meta-llama-3-8b", "qwen3-8b", "mixtral-8x7b-v0.1", "gpt2", "olmo-2-1124-7b"])
+RECIPES = st.sampled_from(["pure-bf16", "amp", "fp32", "mixed-16", "megatron-bf16", "megatron-fp16", "fsdp-bf16"])
+IMPLEMENTATIONS = st.sampled_from(["hf", "fused", "paper"])
+SEQ = st.sampled_from([512, 1024])
+DEGREES = [1, 2, 4, 8]
+
+
+def states(answer) -> int:
+    return answer.parameters_bytes + answer.gradients_bytes + answer.optimizer_bytes
+
+
+def kept(answer) -> int:
+    """Activations without the weights that ZeRO-3 gathers."""
+    return answer.activations_bytes - answer.worst.gathered.kept_bytes
+
+
+@settings(max_examples=60, deadline=None)
+@given(MODELS, RECIPES, IMPLEMENTATIONS, st.integers(2, 64), st.sampled_from(["adamw", "adamw-8bit", "adafactor"]))
+def test_more_zero_never_raises_states_or_activations(name, recipe, implementation, dp, optimizer):
+    answers = [
+        train(
+            model(name),
+            TrainingPlan(seq=512, dp=dp, zero=zero, recipe=recipe, implementation=implementation, optimizer=optimizer),
+        )
+        for zero in range(4)
+    ]
+    held = [states(answer) for answer in answers]
+    assert held == sorted(held, reverse=True)
+    assert len({kept(answer) for answer in answers}) == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["llama-2-7b", "meta-llama-3-8b", "mixtral-8x7b-v0.1"]),
+    RECIPES,
+    IMPLEMENTATIONS,
+    SEQ,
+    st.booleans(),
+)
+def test_more_tensor_parallelism_never_raises_states_or_activations(
+    name, recipe, implementation, seq, sequence_parallel
+):
+    answers = [
+        train(
+            model(name),
+            TrainingPlan(
+                seq=seq,
+                tp=tp,
+                recipe=recipe,
+                implementation=implementation,
+                sequence_parallel=sequence_parallel if tp > 1 else None,
+            ),
+        )
+        for tp in DEGREES
+    ]
+    assert [states(answer) for answer in answers] == sorted((states(answer) for answer in answers), reverse=True)
+    found = [kept(answer) for answer in answers]
+    assert found == sorted(found, reverse=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(MODELS, RECIPES, SEQ, st.integers(1, 4), st.sampled_from([1, 2, 4]))
+def test_more_recomputation_never_raises_activations(name, recipe, seq, batch, tp):
+    for implementation, levels in (
+        ("hf", ["none", "full"]),
+        ("fused", ["none", "selective", "full"]),
+        ("paper", ["none", "selective", "full"]),
+    ):
+        answers = [
+            train(
+                model(name),
+                TrainingPlan(
+                    seq=seq, micro_batch=batch, tp=tp, recipe=recipe, implementation=implementation, recompute=level
+                ),
+            )
+            for level in levels
+        ]
+        found = [answer.activations_bytes for answer in answers]
+        assert found == sorted(found, reverse=True)
+        assert len({states(answer) for answer in answers}) == 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(MODELS, IMPLEMENTATIONS, SEQ, st.integers(1, 16))
+def test_pipelines_divide_states_and_1f1b_holds_at_most_the_whole_stack_on_its_first_stage(
+    name, implementation, seq, micro
+):
+    spec = model(name)
+    previous = None
+    for pp in (p for p in (1, 2, 4, 8) if spec.num_hidden_layers % p == 0):
+        plan = TrainingPlan(seq=seq, pp=pp, global_batch=micro, implementation=implementation)
+        answer = train(spec, plan)
+        highest = max(sum(stage.states) for stage in answer.stages)
+        assert previous is None or highest <= previous
+        previous = highest
+        if pp == 1:
+            whole = answer.worst
+        first = answer.stages[0]
+        assert first.activations <= whole.activations
+
+
+@settings(max_examples=60, deadline=None)
+@given(MODELS, RECIPES, SEQ, st.sampled_from(["sdpa", "eager"]), st.sampled_from(["none", "full"]))
+def test_transformers_activations_are_affine_in_the_batch_with_the_constant_that_is_named(
+    name, recipe, seq, attention, recompute
+):
+    def answer(batch):
+        return train(
+            model(name),
+            TrainingPlan(seq=seq, micro_batch=batch, recipe=recipe, attention=attention, recompute=recompute),
+        )
+
+    one, two, five = answer(1), answer(2), answer(5)
+    slope = two.activations_bytes - one.activations_bytes
+    assert five.activations_bytes == one.activations_bytes + 4 * slope
+    constant = one.activations_bytes - slope
+    assert constant == one.activation_constant_bytes
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    MODELS, st.sampled_from(["fused", "paper"]), SEQ, st.integers(2, 9), st.sampled_from(["none", "selective", "full"])
+)
+def test_ledger_activations_are_proportional_to_the_batch(name, implementation, seq, batch, recompute):
+    one, many = (
+        train(
+            model(name), TrainingPlan(seq=seq, micro_batch=size, implementation=implementation, recompute=recompute)
+        ).activations_bytes
+        for size in (1, batch)
+    )
+    assert many == batch * one
