@@ -7,6 +7,7 @@ input is a pipe from there, and the end of that pipe is the end of this process 
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import os
 import signal
@@ -15,9 +16,10 @@ import threading
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from calc.errors import InputError
 from calc.records import Records
@@ -25,31 +27,28 @@ from measure.device_queue import Ticket
 from measure.devices import NO_TORCH, Device, free_memory, likely, lock_name, resolve
 from measure.run_options import RunOptions
 from measure.workloads import WORKLOADS, Setting
+from measure.workloads.cases import is_out_of_memory
 
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 30  # beyond the time limit, which the runner enforces: then this process ends itself
-_NO_MEMORY = ("can't allocate memory", "out of memory", "Cannot allocate memory")  # what torch and CUDA say
 
 Tell = Callable[..., None]
 
 
 def main(argv: list[str]) -> int:
-    """Run one workload and tell of it as JSON lines on standard output: `queued`, `started`, `ready`, `progress`, `row`, `done`."""
+    """Run one workload, or a suite, and tell of it as JSON lines on standard output.
+
+    `queued`, `started`, then for each workload `ready`, `progress`, `row` and `part` (how it ended), and at last `done`.
+    """
     options = RunOptions.model_validate_json(argv[0])
-    tell = _teller()
-    threading.Thread(target=_die_with_parent, daemon=True).start()
-    run = uuid.uuid4().hex
-    outcome, message = _measured(options, run, tell)
-    if outcome != "finished":
-        try:
-            Records().end(run, outcome, message)
-        except InputError as error:  # the store itself is what failed; the message still gets out
-            message = f"{message} ({error})" if str(error) not in message else message
-    tell("done", outcome=outcome, message=message)
+    tell = teller()
+    threading.Thread(target=die_with_parent, daemon=True).start()
+    ended = _guarded(options.size, lambda: _measure_all(options, tell))
+    tell("done", outcome=ended.outcome, message=ended.message)
     return 0
 
 
-def _teller() -> Tell:
+def teller() -> Tell:
     """A function that writes events to what was standard output; prints of libraries go to standard error from now on."""
     pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -64,48 +63,120 @@ def _teller() -> Tell:
     return tell
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """Wait for the end of standard input, then end this process's group."""
     while os.read(0, 4096):
         pass
     os.killpg(0, signal.SIGKILL)
 
 
-def _measured(options: RunOptions, run: str, tell: Tell) -> tuple[str, str]:
-    """Run to the end; how it ended and, unless it finished, why."""
-    records = Records()
-    try:
-        with _device(options, run, tell) as device:
-            _guard_memory(device, options.memory_fraction)
-            from measure.environment import environment
+class Ended(NamedTuple):
+    """How a run ended and, unless it finished, why."""
 
-            about = environment(device)
-            records.begin(run, options.workload, options.model_dump(), about)
-            tell("ready", device=device.as_json(), environment=about)
-            setting = Setting(
-                device, options.size, lambda fraction, text: tell("progress", fraction=fraction, message=text)
-            )
-            for row in WORKLOADS[options.workload].run(setting):
-                try:
-                    records.add(run, row)
-                finally:  # a row that a full disk keeps out of the store is still shown
-                    tell("row", **row.as_json(options.workload, about), run=run, started=about["time"])
-            records.end(run, "finished")
-        return "finished", ""
+    outcome: str
+    message: str
+
+
+def _guarded(size: str, action: Callable[[], Ended]) -> Ended:
+    """Do it; what it raises becomes how it ended."""
+    try:
+        return action()
     except InputError as error:
-        return "refused", str(error)
+        return Ended("refused", str(error))
     except ModuleNotFoundError as error:
-        return (
+        return Ended(
             "failed",
             NO_TORCH if error.name == "torch" else f"{error.name} is not installed; `make test` installs it",
         )
     except Exception as error:
-        if isinstance(error, MemoryError) or any(text in str(error) for text in _NO_MEMORY):
-            return (
-                "out of memory",
-                f"{options.size} does not fit in the memory that the run may take; choose a smaller size",
+        if is_out_of_memory(error):
+            return Ended(
+                "out of memory", f"{size} does not fit in the memory that the run may take; choose a smaller size"
             )
         traceback.print_exc()  # to the runner, which keeps the end of it
-        return "failed", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        return Ended("failed", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+
+
+def _measure_all(options: RunOptions, tell: Tell) -> Ended:
+    """Every workload that was asked for, each a run of its own in the store. A suite passes over what does not work here."""
+    first = uuid.uuid4().hex
+    with _device(options, first, tell) as device:
+        _guard_memory(device, options.memory_fraction)
+        from measure.environment import environment
+
+        about, clock, over = environment(device), Clock(options.workloads), []
+        for name in options.workloads:
+            part = Part(name, first or uuid.uuid4().hex, device, about)
+            first = ""
+            Records().begin(part.run, name, options.model_dump() | {"workload": name}, about)
+            tell("ready", run=part.run, workload=name, device=device.as_json(), environment=about)
+            ended = _guarded(options.size, partial(_measure, part, options, clock, tell))
+            gc.collect()  # before the next: models are full of reference cycles
+            ended = _noted(part.run, ended)
+            tell("part", run=part.run, workload=name, outcome=ended.outcome, message=ended.message)
+            if len(options.workloads) == 1:
+                return ended
+            clock.finished(name)
+            over += [f"{name}: {ended.message}"] if ended.outcome != "finished" else []
+    return Ended("finished", "; ".join(("not measured", *over)) if over else "")
+
+
+def _noted(run: str, ended: Ended) -> Ended:
+    """Write down how it ended. A store that fails is told too: the message still gets out."""
+    try:
+        Records().end(run, ended.outcome, ended.message)
+    except InputError as error:
+        if str(error) not in ended.message:
+            return Ended("refused", f"{ended.message} ({error})" if ended.message else str(error))
+    return ended
+
+
+class Part(NamedTuple):
+    """One workload of a run: its name, its run in the store, and what it is measured on and with."""
+
+    workload: str
+    run: str
+    device: Device
+    environment: dict[str, Any]
+
+
+def _measure(part: Part, options: RunOptions, clock: Clock, tell: Tell) -> Ended:
+    """One workload to its end; each row is saved before it is told."""
+
+    def progress(fraction: float, message: str) -> None:
+        whole = clock.fraction(part.workload, fraction)
+        tell("progress", fraction=whole, message=message, seconds_left=clock.seconds_left(whole))
+
+    workload = WORKLOADS[part.workload]
+    model = options.model if workload.takes_model else ""
+    for row in workload.run(Setting(part.device, options.size, progress, model, options.ranks)):
+        try:
+            Records().add(part.run, row)
+        finally:  # a row that a full disk keeps out of the store is still shown
+            values = row.as_json(part.workload, part.environment)
+            tell("row", **values, run=part.run, started=part.environment["time"])
+    return Ended("finished", "")
+
+
+class Clock:
+    """How much of all the workloads is done, each by its share of their usual time, and how long the rest may take."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        total = sum(WORKLOADS[name].seconds for name in names)
+        self._shares = {name: WORKLOADS[name].seconds / total for name in names}
+        self._done = 0.0
+        self._began = time.monotonic()
+
+    def fraction(self, name: str, fraction: float) -> float:
+        """The fraction of the whole when so much of that workload is done."""
+        return self._done + self._shares[name] * fraction
+
+    def finished(self, name: str) -> None:
+        self._done += self._shares[name]
+
+    def seconds_left(self, fraction: float) -> float | None:
+        """A guess from what is done; None before anything is."""
+        return (time.monotonic() - self._began) * (1 - fraction) / fraction if fraction else None
 
 
 @contextmanager

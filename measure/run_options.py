@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from measure.devices import DEVICE_FORM
-from measure.workloads import SIZES, WORKLOADS
+from measure.workloads import SIZES, SUITES, WORKLOADS
 
 
 def _known_workload(name: str) -> str:
-    if name not in WORKLOADS:
-        raise ValueError(f"it must be one of {', '.join(WORKLOADS)}")
+    if name not in (*WORKLOADS, *SUITES):
+        raise ValueError(f"it must be one of {', '.join((*WORKLOADS, *SUITES))}")
     return name
 
 
@@ -29,12 +29,31 @@ def _device_form(name: str) -> str:
 
 
 class RunOptions(BaseModel):
-    """One run of one workload. Time in seconds from having the device; memory as a share of what is free at the start."""
+    """One run of one workload, or of a suite of them. Time in seconds from having the device; memory as a share of what is
+    free at the start."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     workload: Annotated[str, AfterValidator(_known_workload)]
     device: Annotated[str, AfterValidator(_device_form)] = Field("auto", description="auto, cpu, cuda or cuda:N")
     size: Annotated[str, AfterValidator(_known_size)] = Field("small", description="how large a model or tensor")
+    model: str = Field("", max_length=500, description="MODEL, for workloads that take one; left out: a small Llama")
     seconds: float = Field(120.0, ge=1, le=3600, description="time limit, from having the device")
+    ranks: int = Field(
+        0, ge=0, le=16, description="devices of a workload that takes several; 0: every GPU, or 2 processes"
+    )
     memory_fraction: float = Field(0.8, ge=0.05, le=1, description="share of the device's memory that the run may take")
+
+    @property
+    def workloads(self) -> tuple[str, ...]:
+        """The workloads to run, in order."""
+        return SUITES.get(self.workload, (self.workload,))
+
+    @model_validator(mode="after")
+    def _model_is_taken(self) -> Self:
+        takers = [name for name, each in WORKLOADS.items() if each.takes_model]
+        if self.model and not set(self.workloads) & set(takers):
+            raise ValueError(f"model ({self.model}) is not for {self.workload}: {', '.join(takers)} take one")
+        if self.model == "-":
+            raise ValueError("model: '-' is not allowed; a run has no standard input: give a name or a path")
+        return self

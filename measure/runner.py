@@ -28,6 +28,8 @@ Event = dict[str, Any]
 
 CHILD: Final = (sys.executable, "-m", "measure.child")
 _ROOT = Path(__file__).parent.parent
+# threads of a parallel loop that wait spinning keep the processors from those that they wait for, on a machine that is busy
+_PATIENT: Final = {"OMP_WAIT_POLICY": "PASSIVE"}
 _POLL_SECONDS = 0.1
 _AT_ONCE = 100  # events taken before cancel and deadline are looked at again
 _KEPT_LINES = 20  # of the child's standard error, for the message of a crash
@@ -36,8 +38,9 @@ _KEPT_LINES = 20  # of the child's standard error, for the message of a crash
 def run(options: RunOptions, cancel: threading.Event, command: Sequence[str] = CHILD) -> Iterator[Event]:
     """The events of one run as they come; `cancel` ends it from outside.
 
-    `queued` (device, ahead), `started` (run, device, seconds), `ready` (device, environment), `progress` (fraction, message) and `row`;
-    the last is always `done` (outcome, message, run, rows: how many were told). Outcomes: "finished", "cancelled", "timed out",
+    `queued` (device, ahead), `started` (run, device, seconds), and for each workload `ready` (run, workload, device, environment),
+    `progress` (fraction of the whole, message, seconds_left), `row` and `part` (run, workload, outcome, message); the last is always
+    `done` (outcome, message, run, rows: how many were told). Outcomes: "finished", "cancelled", "timed out",
     "out of memory", "refused" (bad input), "failed".
     """
     if sys.platform == "win32":
@@ -84,6 +87,8 @@ class _Told:
             if kind == "started":
                 self.run, self.seconds = event["run"], event["seconds"]
                 self.deadline = time.monotonic() + self.seconds
+            elif kind == "ready":
+                self.run = event["run"]  # a suite has one for each workload
             elif kind == "queued":
                 self.deadline = float("inf")
             self.rows += kind == "row"
@@ -118,7 +123,7 @@ class _Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**_PATIENT, **os.environ, "PYTHONPATH": path},
         )
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._errors: deque[str] = deque(maxlen=_KEPT_LINES)

@@ -27,29 +27,38 @@ def spread(times: Sequence[float]) -> Spread:
     return Spread(fifths[0], median(times), fifths[3])
 
 
-def time_call(call: Callable[[], object], device: torch.device, seconds: float = 1.0) -> Spread:
-    """Time a call again and again for about that many seconds. On a GPU by its own events, so that launch gaps on the host do not count."""
-    for _ in range(_WARM_UP):
+def time_call(
+    call: Callable[[], object],
+    device: torch.device,
+    seconds: float = 1.0,
+    warm_up: int = _WARM_UP,
+    least: int = _LEAST,
+) -> Spread:
+    """Time a call again and again for about that many seconds, `least` times at least (a call of seconds wants fewer).
+
+    On a GPU by its own events, so that launch gaps on the host do not count.
+    """
+    for _ in range(warm_up):
         call()
-    return spread((_on_gpu if device.type == "cuda" else _on_host)(call, seconds))
+    return spread((_on_gpu if device.type == "cuda" else _on_host)(call, seconds, least))
 
 
-def _on_host(call: Callable[[], object], seconds: float) -> list[float]:
+def _on_host(call: Callable[[], object], seconds: float, least: int) -> list[float]:
     times: list[float] = []
     end = time.perf_counter() + seconds
-    while len(times) < _LEAST or (time.perf_counter() < end and len(times) < _MOST):
+    while len(times) < least or (time.perf_counter() < end and len(times) < _MOST):
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)
     return times
 
 
-def _on_gpu(call: Callable[[], object], seconds: float) -> list[float]:
+def _on_gpu(call: Callable[[], object], seconds: float, least: int) -> list[float]:
     """Not run on a GPU yet."""
     times: list[float] = []
     end = time.perf_counter() + seconds
-    while len(times) < _LEAST or (time.perf_counter() < end and len(times) < _MOST):
-        events = [(_event(), _event()) for _ in range(_LEAST)]
+    while len(times) < least or (time.perf_counter() < end and len(times) < _MOST):
+        events = [(_event(), _event()) for _ in range(least)]
         for start, stop in events:
             start.record()
             call()

@@ -3,7 +3,7 @@
 import streamlit as st
 
 from calc.records import Records
-from pages.ui import measured, measuring
+from pages.ui import measured, measuring, scenario
 from pages.ui.fields import ask_plan
 from pages.ui.measuring import MeasurePlan
 from pages.ui.page import complaints
@@ -30,16 +30,19 @@ def render() -> None:
 
 
 def _ask() -> None:
-    plan = ask_plan(MeasurePlan, {"": ("workload", "size", "device"), "Limits": ("seconds", "memory_fraction")})
+    plan = ask_plan(
+        MeasurePlan, {"": ("workload", "size", "device", "own_model"), "Limits": ("seconds", "memory_fraction")}
+    )
     assert isinstance(plan, MeasurePlan)
+    model = scenario.sides()[0].model_argument()
     measured.about(plan)
     refused = measuring.refusal(st.context.headers, st.context.ip_address)
     if st.button("Run", type="primary", icon=":material/play_arrow:", disabled=bool(refused), help=refused or None):
-        measuring.start(plan)
+        measuring.start(plan, model=model)
     if refused:
         st.caption(plain(refused))
     st.caption("The same on the command line:")
-    st.code(" ".join(("python -m measure", *plan.arguments())), language="bash", wrap_lines=True)
+    st.code(" ".join(("python -m measure", *plan.arguments(model))), language="bash", wrap_lines=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from calc.cli import Parser
 from measure.commands.tables import add_format, checked_format, table
-from measure.workloads import SIZES, WORKLOADS
+from measure.workloads import SIZES, SUITES, WORKLOADS
 
 
 def main(argv: Sequence[str]) -> str:
@@ -15,7 +15,13 @@ def main(argv: Sequence[str]) -> str:
     add_format(parser)
     form = checked_format(parser.parse_args(argv).format)
     rows = [
-        {"name": each.name, "tests": each.tests, "needs": each.needs, "sizes": ", ".join(SIZES)}
+        _row(each.name, each.tests, each.needs, "MODEL" if each.takes_model else "its own")
         for each in WORKLOADS.values()
     ]
-    return table(rows, ("name", "tests", "needs", "sizes"), form)
+    for name, parts in SUITES.items():
+        rows.append(_row(name, f"formulas of {', '.join(parts)}", "any device; passes over what it lacks", "MODEL"))
+    return table(rows, ("name", "tests", "needs", "sizes", "model"), form)
+
+
+def _row(name: str, tests: str, needs: str, model: str) -> dict[str, str]:
+    return {"name": name, "tests": tests, "needs": needs, "sizes": ", ".join(SIZES), "model": model}

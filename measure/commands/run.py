@@ -13,6 +13,7 @@ from typing import Any
 from calc.cli import Parser
 from calc.commands import flag
 from calc.errors import InputError, validated
+from calc.units import show_seconds
 from measure.commands.tables import add_format, checked_format, results
 from measure.run_options import RunOptions
 from measure.runner import Event, run
@@ -78,9 +79,12 @@ def _show(event: Event) -> None:
     elif kind == "started":
         text = f"on {event['device']}, at most {event['seconds']:g} s"
     elif kind == "ready":
-        text = event["environment"]["device"]
+        text = f"{event['workload']} on {event['environment']['device']}"
     elif kind == "progress":
-        text = f"{event['fraction']:4.0%} {event['message']}"
+        left = f", about {show_seconds(event['seconds_left'])} left" if event["seconds_left"] else ""
+        text = f"{event['fraction']:4.0%} {event['message']}{left}"
+    elif kind == "part" and event["outcome"] != "finished":
+        text = f"{event['workload']}: {event['outcome']}: {event['message']}"
     else:
         return
     print(text, file=sys.stderr, flush=True)

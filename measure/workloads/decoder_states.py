@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from calc.breakdown import Breakdown, Component, Formula, compare
+from calc.breakdown import Breakdown, Component, Formula
 from calc.model.config import from_config
 from calc.parameters import parameters
 from calc.records import Measured
 from calc.training.states import GRANULE, rules
 from calc.units import round_up
 from measure.workloads import Setting
+from measure.workloads.cases import paired
 
 _STEPS: Final = 2
 _MOMENTS: Final = {"exp_avg": "moment_1", "exp_avg_sq": "moment_2"}  # torch's names and the ledger's
@@ -85,8 +86,8 @@ def run(setting: Setting) -> Iterator[Measured]:
         before = _allocated(setting.device.name)
         trained = _trained(size, dtype, autocast, setting, start)
         predicted = predict(size.config, recipe)
-        for pair in compare(predicted, observe(*trained)):
-            yield Measured(case, pair.path, pair.predicted, pair.observed, "bytes")
+        for row in paired(predicted, observe(*trained)):
+            yield row._replace(case=case)
         if before is not None:
             yield _allocator_row(case, predicted, before, setting.device.name)
         del trained  # before the next recipe is built

@@ -54,6 +54,7 @@ LOOKS = {
     "reshard_after_forward": Look("Reshard after forward"),
     "sequence_parallel": Look("Sequence parallelism"),
     "optimizer_kernel": Look("Optimizer kernel"),
+    "own_model": Look("Measure the sidebar's model"),
     "nvme": Look("Offload to NVMe"),
     "context_mib": Look("CUDA context (MiB)", step=64),
     "nccl_mib": Look("NCCL (MiB)", step=64),

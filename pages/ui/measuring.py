@@ -36,7 +36,8 @@ _LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 Workload = Literal[
     "decoder-states", "saved-activations", "checkpointing", "amp", "lora", "optimizer-temporaries", "logits-peak",
     "attention-memory", "kv-cache-growth", "paged-decode", "prefill-decode", "matmul-rate", "memory-bandwidth", "pcie",
-    "context-and-workspace", "quantisation-error", "flops", "standard",
+    "context-and-workspace", "quantisation-error", "flops", "collectives", "ddp-states", "zero1-states", "fsdp2-states",
+    "tensor-parallel", "pipeline-schedules", "standard", "several-devices",
 ]  # fmt: skip
 
 
@@ -50,20 +51,22 @@ class MeasurePlan(BaseModel):
     device: Literal["auto", "cuda", "cpu"] = Field(
         "auto", description="auto: the GPU where there is one, else the CPU."
     )
-    model: str = Field(
-        "", max_length=500, description="A model of the catalogue, for workloads that take one. Left out: a small Llama."
+    own_model: bool = Field(
+        False, description="Measure the sidebar's model in place of a small Llama, where the workload takes one."
     )
     seconds: float = Field(120.0, ge=1, le=3600, description="Time limit in seconds, from having the device.")
     memory_fraction: float = Field(
         0.8, ge=0.05, le=1, description="Share of the device's free memory that the run may take."
     )
 
-    def arguments(self) -> tuple[str, ...]:
-        """The plan as arguments of `python -m measure`; what has its default is left out."""
+    def arguments(self, model: str = "") -> tuple[str, ...]:
+        """The plan as arguments of `python -m measure`, about this model where it asks for one; what has its default is left out."""
         given = {
             name: value for name, value in self.model_dump().items() if value != type(self).model_fields[name].default
         }
         given.pop("workload", None)
+        if given.pop("own_model", False):
+            given["model"] = model
         flags = [text for name, value in given.items() for text in (f"--{name.replace('_', '-')}", str(value))]
         return ("run", self.workload, *flags)
 
@@ -76,6 +79,7 @@ class Progress:
     title: str
     began: float  # time.monotonic() when it got its device, 0 before
     fraction: float = 0.0
+    left: float | None = None  # seconds, as the run itself guesses
     message: str = "starting"
     ahead: tuple[Mapping[str, Any], ...] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
@@ -84,9 +88,11 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """A guess from the fraction that is done; None before there is one."""
+        """The run's own guess, or one from the fraction that is done; None before there is one."""
         if self.outcome or not self.began or self.fraction <= 0:
             return None
+        if self.left is not None:
+            return self.left
         return (time.monotonic() - self.began) * (1 - self.fraction) / self.fraction
 
     def csv(self) -> str:
@@ -103,7 +109,8 @@ class Progress:
         if kind == "ready":
             return replace(self, environment=event["environment"], message=f"on {event['environment']['device']}")
         if kind == "progress":
-            return replace(self, fraction=event["fraction"], message=event["message"])
+            left = event.get("seconds_left")
+            return replace(self, fraction=event["fraction"], message=event["message"], left=left)
         if kind == "row":
             return replace(self, rows=(*self.rows, {name: value for name, value in event.items() if name != "event"}))
         if kind == "done":
@@ -115,11 +122,11 @@ class Progress:
 class _Handle:
     """A run's process and the thread that listens to it."""
 
-    def __init__(self, plan: MeasurePlan, command: Sequence[str]) -> None:
+    def __init__(self, plan: MeasurePlan, model: str, command: Sequence[str]) -> None:
         self.progress = Progress(uuid.uuid4().hex, f"{plan.workload}, {plan.size}", 0.0)
         path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH", ""))))
         self._process = subprocess.Popen(
-            [*command, *plan.arguments(), "--format", "jsonl", "--attached"],
+            [*command, *plan.arguments(model), "--format", "jsonl", "--attached"],
             stdin=subprocess.PIPE,  # its end, with this server's or by `cancel`, ends the run
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,  # one pipe, so that neither can fill unread
@@ -157,15 +164,15 @@ _runs: dict[str, _Handle] = {}
 _lock = threading.Lock()
 
 
-def start(plan: MeasurePlan, command: Sequence[str] = MEASURE) -> str:
-    """Start a run; returns its key. InputError when this server has as many as it takes."""
+def start(plan: MeasurePlan, command: Sequence[str] = MEASURE, model: str = "") -> str:
+    """Start a run, about this model where the plan asks for one; returns its key. InputError when this server has as many as it takes."""
     with _lock:
         ended = [key for key, handle in _runs.items() if handle.progress.outcome]
         if len(_runs) - len(ended) >= _MOST:
             raise InputError(f"measure: {_MOST} runs are waiting or running already; let some end first")
         for key in ended[:-_KEPT]:
             del _runs[key]
-        handle = _Handle(plan, command)
+        handle = _Handle(plan, model, command)
         _runs[handle.progress.key] = handle
     return handle.progress.key
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from measure.devices import likely, lock_name
+from measure.workloads import SUITES, WORKLOADS
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +33,7 @@ def measure(*arguments, code=0):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("run", "nonsense"), "NAME: 'nonsense' is not allowed; it must be one of decoder-states, copy-bandwidth"),
+        (("run", "nonsense"), "NAME: 'nonsense' is not allowed; it must be one of decoder-states, saved-activations"),
         (("run", "decoder-states", "--size", "huge"), "--size: 'huge' is not allowed; it must be one of small, medium"),
         (
             ("run", "decoder-states", "--device", "gpu0"),
@@ -42,6 +43,11 @@ def measure(*arguments, code=0):
         (("run", "decoder-states", "--seconds", "nan"), "--seconds: nan is not allowed"),
         (("run", "decoder-states", "--memory-fraction", "2"), "--memory-fraction: 2.0 is not allowed"),
         (("run", "decoder-states", "--format", "xml"), "--format: 'xml' is not allowed; it must be one of table, json"),
+        (
+            ("run", "matmul-rate", "--model", "llama-2-7b"),
+            "model (llama-2-7b) is not for matmul-rate: saved-activations",
+        ),
+        (("run", "lora", "--model", "-"), "model: '-' is not allowed"),
         (("run",), "the following arguments are required: NAME"),
         (("results", "--workload", "nonsense"), "--workload: 'nonsense' is not allowed"),
         (("devices", "--format", "xml"), "--format: 'xml' is not allowed"),
@@ -88,7 +94,7 @@ def test_devices_tells_what_is_here_and_why_the_rest_is_not():
 
 def test_list_names_the_workloads_and_the_formula_that_each_tests():
     rows = json.loads(measure("list", "--format", "json").stdout)
-    assert [row["name"] for row in rows] == ["decoder-states", "copy-bandwidth"]
+    assert [row["name"] for row in rows] == [*WORKLOADS, *SUITES]
     assert all(row["tests"] and row["needs"] for row in rows)
 
 

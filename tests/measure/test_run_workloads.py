@@ -9,8 +9,8 @@ from calc.hardware import gpus  # noqa: E402
 from calc.model.config import from_config  # noqa: E402
 from calc.parameters import parameters  # noqa: E402
 from measure.devices import CATALOGUE, Device, resolve  # noqa: E402
-from measure.timing import spread, time_call  # noqa: E402
-from measure.workloads import SIZES, WORKLOADS, Setting, copy_bandwidth, decoder_states  # noqa: E402
+from measure.timing import Spread, spread, time_call  # noqa: E402
+from measure.workloads import SIZES, WORKLOADS, Setting, decoder_states, rates  # noqa: E402
 from tests.latex import assert_formulas_hold  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -116,33 +116,34 @@ def test_the_same_holds_on_a_gpu_and_its_allocator_agrees_within_three_per_cent(
             assert row.predicted == row.measured, row
 
 
-def test_a_copys_bandwidth_is_measured_with_its_spread(monkeypatch, device):
-    monkeypatch.setattr(copy_bandwidth, "SIZES", {"small": (2**20, "1 MiB")})
-    monkeypatch.setattr(copy_bandwidth, "time_call", lambda call, where: time_call(call, where, seconds=0.01))
-    rows = list(copy_bandwidth.run(setting(device)))
-    assert [row.quantity for row in rows] == ["bandwidth/torch"] + ["bandwidth/triton"] * (device.kind != "cpu")
+def test_bandwidth_is_measured_with_its_spread(monkeypatch, device):
+    monkeypatch.setattr(rates, "_BYTES", {"small": (2**20, "1 MiB")})
+    monkeypatch.setattr(rates, "time_call", lambda call, where, seconds: time_call(call, where, seconds=0.01))
+    rows = [row for row in rates.memory_bandwidth(setting(device)) if row.unit == "GB/s"]
+    copies = ["copy/torch", "copy/triton"] if device.kind != "cpu" else ["copy/torch"]
+    assert [row.quantity for row in rows] == [f"bandwidth/{name}" for name in (*copies, "triad/torch")]
     for row in rows:
-        assert row.unit == "GB/s"
         assert 0 < row.p20 <= row.measured <= row.p80
         assert row.predicted is None or row.measured < 1.05 * row.predicted
 
 
-def test_a_copys_bandwidth_is_bytes_over_seconds_against_the_data_sheet(monkeypatch):
-    monkeypatch.setattr(copy_bandwidth, "SIZES", {"small": (10**6, "1 MB")})
-    monkeypatch.setattr(copy_bandwidth, "time_call", lambda call, where: (call(), (0.001, 0.002, 0.004))[1])
-    monkeypatch.setattr(copy_bandwidth, "_copies", lambda setting: {"torch": lambda out, x: out.copy_(x)})
+def test_bandwidth_is_bytes_over_seconds_against_the_data_sheet(monkeypatch):
+    monkeypatch.setattr(rates, "_BYTES", {"small": (10**6, "1 MB")})
+    monkeypatch.setattr(rates, "time_call", lambda call, where, seconds: (call(), Spread(0.001, 0.002, 0.004))[1])
+    monkeypatch.setattr(rates, "_copies", lambda setting: {"copy/torch": lambda out, x, y: out.copy_(x)})
     named = Device("cpu", "cuda", "as if", 2**34, "a100-sxm-80gb")
-    (row,) = copy_bandwidth.run(setting(named))
-    assert (row.p20, row.measured, row.p80) == (0.5, 1.0, 2.0)
-    assert row.predicted == 2039.0  # GB/s, NVIDIA's A100 80GB SXM data sheet
+    copy, triad, _ = rates.memory_bandwidth(setting(named))
+    assert (copy.p20, copy.measured, copy.p80) == (0.5, 1.0, 2.0)
+    assert (triad.p20, triad.measured, triad.p80) == (0.75, 1.5, 3.0)
+    assert copy.predicted == triad.predicted == 2039.0  # GB/s, NVIDIA's A100 80GB SXM data sheet
 
 
 def test_a_copy_that_is_wrong_is_not_timed_into_a_result(monkeypatch):
-    monkeypatch.setattr(copy_bandwidth, "SIZES", {"small": (2**10, "1 KiB")})
-    monkeypatch.setattr(copy_bandwidth, "_copies", lambda setting: {"torch": lambda out, x: None})
-    monkeypatch.setattr(copy_bandwidth, "time_call", lambda call, where: (call(), (1.0, 1.0, 1.0))[1])
-    with pytest.raises(RuntimeError, match="torch's copy is not equal"):
-        list(copy_bandwidth.run(setting(resolve("cpu"))))
+    monkeypatch.setattr(rates, "_BYTES", {"small": (2**10, "1 KiB")})
+    monkeypatch.setattr(rates, "_copies", lambda setting: {"copy/torch": lambda out, x, y: None})
+    monkeypatch.setattr(rates, "time_call", lambda call, where, seconds: (call(), Spread(1.0, 1.0, 1.0))[1])
+    with pytest.raises(RuntimeError, match="copy/torch is not equal"):
+        list(rates.memory_bandwidth(setting(resolve("cpu"))))
 
 
 def test_a_spread_is_the_median_and_the_fifths_around_it():

@@ -93,7 +93,7 @@ def finish(process):
 def test_a_run_tells_of_its_start_its_progress_its_rows_and_its_end():
     events = list(events_of("three"))
     kinds = [event["event"] for event in events]
-    assert kinds == ["started", "ready", "progress", "row", "progress", "row", "progress", "row", "done"]
+    assert kinds == ["started", "ready", "progress", "row", "progress", "row", "progress", "row", "part", "done"]
     assert events[-1] | {"run": ""} == {"event": "done", "outcome": "finished", "message": "", "run": "", "rows": 3}
     assert saved() == ["row/1", "row/2", "row/3"]
     assert Records().runs()[0].outcome == "finished"
@@ -107,7 +107,7 @@ def test_a_row_is_saved_before_it_is_told():
 
 
 def test_what_libraries_print_does_not_get_between_the_events():
-    assert [event["event"] for event in events_of("prints")] == ["started", "ready", "row", "done"]
+    assert [event["event"] for event in events_of("prints")] == ["started", "ready", "row", "part", "done"]
 
 
 @pytest.mark.parametrize(

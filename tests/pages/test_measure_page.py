@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from calc.records import Records, as_csv
-from tests.pages.server import PATIENCE, chromium, open_page, serve, settled
+from tests.pages.server import PATIENCE, open_page, serve, settled
 
 pytestmark = [pytest.mark.browser, pytest.mark.torch]
 
@@ -33,12 +33,6 @@ def data(tmp_path_factory):
 def server(data):
     with serve() as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture
@@ -98,8 +92,8 @@ def test_a_run_goes_on_without_its_tab_and_can_be_cancelled_from_another(page, b
 
 def test_a_link_restores_what_to_measure(browser, server):
     page = browser.new_page()
-    open_page(page, f"{server.url}/measure?workload=copy-bandwidth&size=medium&device=cpu")
-    page.wait_for_selector("text=python -m measure run copy-bandwidth --size medium --device cpu", timeout=RUN_PATIENCE)
+    open_page(page, f"{server.url}/measure?workload=memory-bandwidth&size=medium&device=cpu")
+    page.wait_for_selector("text=python -m measure run memory-bandwidth --size medium --device cpu", timeout=RUN_PATIENCE)
     page.close()
 
 
@@ -131,6 +125,6 @@ def test_a_server_with_measuring_switched_off_does_not_offer_it(browser, monkeyp
     with serve() as server:
         page = browser.new_page()
         open_page(page, server.url)
-        assert page.get_by_role("link", name="Parameters").count() == 1
+        assert page.get_by_test_id("stSidebarNav").get_by_role("link", name="Parameters").count() == 1
         assert page.get_by_role("link", name="Measure").count() == 0
         page.close()

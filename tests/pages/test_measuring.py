@@ -12,7 +12,7 @@ from calc.errors import InputError
 from calc.records import Records
 from measure.device_queue import queue
 from measure.run_options import RunOptions
-from measure.workloads import SIZES, WORKLOADS
+from measure.workloads import SIZES, SUITES, WORKLOADS
 from pages.ui import measuring
 from pages.ui.measuring import MeasurePlan, Progress, refusal
 
@@ -116,10 +116,10 @@ def test_time_left_is_told_once_there_is_progress():
 
 
 def test_the_page_offers_what_the_command_takes():
-    assert set(MeasurePlan.model_fields["workload"].annotation.__args__) == set(WORKLOADS)
+    assert set(MeasurePlan.model_fields["workload"].annotation.__args__) == {*WORKLOADS, *SUITES}
     assert MeasurePlan.model_fields["size"].annotation.__args__ == SIZES
     for name, field in MeasurePlan.model_fields.items():
-        if name != "workload":
+        if name not in ("workload", "own_model"):
             assert field.default == RunOptions.model_fields[name].default
             assert [str(rule) for rule in field.metadata] == [
                 str(rule) for rule in RunOptions.model_fields[name].metadata if "func" not in str(rule)
@@ -129,9 +129,11 @@ def test_the_page_offers_what_the_command_takes():
 
 
 def test_the_command_line_of_a_plan_leaves_defaults_out():
-    assert MeasurePlan().arguments() == ("run", "decoder-states")
-    plan = MeasurePlan(workload="copy-bandwidth", size="medium", memory_fraction=0.5)
-    assert plan.arguments() == ("run", "copy-bandwidth", "--size", "medium", "--memory-fraction", "0.5")
+    assert MeasurePlan().arguments("llama-2-7b") == ("run", "decoder-states")
+    own = MeasurePlan(workload="lora", own_model=True)
+    assert own.arguments("llama-2-7b") == ("run", "lora", "--model", "llama-2-7b")
+    plan = MeasurePlan(workload="memory-bandwidth", size="medium", memory_fraction=0.5)
+    assert plan.arguments() == ("run", "memory-bandwidth", "--size", "medium", "--memory-fraction", "0.5")
 
 
 @pytest.mark.parametrize(

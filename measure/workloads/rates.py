@@ -1,0 +1,131 @@
+"""How fast matrices multiply and memory copies: torch's kernels beside Triton's, against the data sheet.
+
+The data sheet's figure is a peak; what is reached of it is the finding, and what calibration takes. Not run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from calc.records import Measured
+from calc.units import GiB, MiB
+from measure.timing import time_call
+from measure.workloads import Setting
+from measure.workloads.cases import Case, each
+from measure.workloads.kernel_rows import FORMATS, bandwidth_row, intensity_row, rate_row, sheet_roofs
+
+# M, K, N: squares, and few rows as in decoding
+_SHAPES: Final = {
+    "small": ((256, 256, 256), (512, 512, 512), (16, 512, 512)),
+    "medium": ((4096, 4096, 4096), (8192, 8192, 8192), (16, 8192, 8192)),
+}
+_OUT: Final = {torch.int8: 4, torch.float8_e4m3fn: 2}  # bytes of an element of the product, where not the operands'
+# bytes of each tensor: two of them are well above the last cache of a GPU (50 MB on an H100, 256 MB on an MI300X)
+_BYTES: Final = {"small": (256 * MiB, "256 MiB"), "medium": (2 * GiB, "2 GiB")}
+
+Matmul = Callable[[Tensor, Tensor], Tensor]
+Fill = Callable[[Tensor, Tensor, Tensor], object]
+
+
+def matmul_rate(setting: Setting) -> Iterator[Measured]:
+    """One `rate/FORMAT/PROGRAM` a shape, format and program that this device has, in 10**12 FLOP/s."""
+    cases = [Case(f"{m}×{k}×{n}", partial(_products, setting, (m, k, n))) for m, k, n in _SHAPES[setting.size]]
+    return each(setting, cases)
+
+
+def _products(setting: Setting, shape: tuple[int, int, int], divisor: int) -> Iterator[Measured]:
+    m, k, n = (max(16, side // divisor) for side in shape)
+    device = torch.device(setting.device.name)
+    torch.manual_seed(0)
+    for dtype, program, matmul in _matmuls(setting):
+        a, b = _filled(m, k, dtype, device), _filled(n, k, dtype, device).t()  # as a linear layer's weight lies
+        times = time_call(partial(matmul, a, b), device, seconds=0.15)
+        flops = 2 * m * n * k
+        nbytes = (m * k + k * n) * dtype.itemsize + m * n * _OUT.get(dtype, dtype.itemsize)
+        name = f"{FORMATS[dtype]}/{program}"
+        yield rate_row(name, times, flops, sheet_roofs(setting.device, dtype).flops)
+        yield intensity_row(name, flops, nbytes)
+
+
+def _filled(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    if dtype == torch.int8:
+        return torch.randint(-127, 128, (rows, columns), dtype=dtype, device=device)
+    return torch.randn(rows, columns, device=device).to(dtype)
+
+
+def _matmuls(setting: Setting) -> Iterator[tuple[torch.dtype, str, Matmul]]:
+    """What multiplies here: format, whose program, and the call."""
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        yield dtype, "torch", torch.matmul
+    yield torch.int8, "torch", torch._int_mm
+    if setting.device.kind == "cpu":
+        return
+    capability = torch.cuda.get_device_capability(setting.device.name)
+    if capability >= (8, 9):
+        one = torch.ones((), device=setting.device.name)
+        scaled: Any = partial(torch._scaled_mm, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        yield torch.float8_e4m3fn, "torch", scaled
+    try:
+        from kernels.matmul import CAPABILITY, OUTPUTS, matmul
+    except ImportError:  # no Triton on this system
+        return
+    for dtype in OUTPUTS:
+        if capability >= CAPABILITY.get(dtype, (0, 0)):
+            yield dtype, "triton", matmul
+
+
+def memory_bandwidth(setting: Setting) -> Iterator[Measured]:
+    """`bandwidth/copy/...` (2·N·itemsize bytes) and `bandwidth/triad/...` (3·N·itemsize), in 10**9 bytes/s."""
+    nbytes, title = _BYTES[setting.size]
+    cases = [
+        Case(f"{title}, bf16", lambda divisor: _fills(setting, _copies(setting), 2, nbytes // divisor, torch.bfloat16)),
+        Case(f"{title}, fp32", lambda divisor: _fills(setting, _TRIADS, 3, nbytes // divisor, torch.float32)),
+    ]
+    return each(setting, cases)
+
+
+_SCALE: Final = 3.0
+_TRIADS: Final[Mapping[str, Fill]] = {"triad/torch": lambda out, x, y: torch.add(x, y, alpha=_SCALE, out=out)}
+
+
+def _copies(setting: Setting) -> Mapping[str, Fill]:
+    """The copies that this device can run; Triton compiles for GPUs alone."""
+    copies: dict[str, Fill] = {"copy/torch": lambda out, x, y: out.copy_(x)}
+    if setting.device.kind == "cpu":
+        return copies
+    try:
+        from kernels.copy import copy_into
+    except ImportError:  # no Triton on this system
+        return copies
+    return copies | {"copy/triton": lambda out, x, y: copy_into(out, x)}
+
+
+def _fills(
+    setting: Setting, fills: Mapping[str, Fill], tensors: int, nbytes: int, dtype: torch.dtype
+) -> Iterator[Measured]:
+    """Each fill of `out` from x (and y, where three tensors move), timed and then checked."""
+    device = torch.device(setting.device.name)
+    torch.manual_seed(0)
+    x, *more = (_noise(nbytes, dtype, device) for _ in range(tensors - 1))
+    y = more[0] if more else x
+    out = torch.empty_like(x)
+    right = x + _SCALE * y if more else x
+    for name, fill in fills.items():
+        out.fill_(float("nan"))
+        times = time_call(partial(fill, out, x, y), device, seconds=0.5)
+        if not torch.allclose(out, right, rtol=1e-6 if more else 0, atol=1e-6 if more else 0):
+            raise RuntimeError(f"{name} is not equal to what it should be")
+        yield bandwidth_row(name, times, tensors * nbytes, sheet_roofs(setting.device, dtype).bandwidth)
+        if more:
+            yield intensity_row(name, 2 * x.numel(), tensors * nbytes)
+
+
+def _noise(nbytes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of so many bytes, one block of noise again and again: zeros could compress, or run cooler."""
+    block = torch.randn(min(nbytes, MiB) // dtype.itemsize, device=device).to(dtype)
+    return block.repeat(nbytes // block.nbytes)
