@@ -45,6 +45,9 @@ _TABLES: Final = (
     " quantity TEXT NOT NULL, predicted, measured, unit TEXT NOT NULL, p20, p80)",
     "CREATE INDEX rows_by_run ON rows(run)",
 )
+_ADD: Final = (
+    'INSERT INTO rows (run, "case", quantity, predicted, measured, unit, p20, p80) VALUES (?, ?, ?, ?, ?, ?, ?, ?)'
+)
 
 
 class Measured(NamedTuple):
@@ -74,8 +77,8 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run. `outcome` is "finished", "cancelled", "timed out", "out of memory", "refused", "failed", or "" while it runs
-    (or when it was killed with everything around it); `started` is UTC, ISO 8601."""
+    """One run. `outcome` is "finished", "cancelled", "timed out", "out of memory", "refused", "failed", "imported", or "" while it
+    runs (or when it was killed with everything around it); `started` is UTC, ISO 8601."""
 
     id: str
     workload: str
@@ -131,17 +134,34 @@ class Records:
 
     def add(self, run: str, row: Measured) -> None:
         """Save one finished row; once this returns it survives the death of any process."""
-        values = (run, row.case, row.quantity, row.predicted, row.measured, row.unit, row.p20, row.p80)
         with self._open(write=True) as connection:
-            connection.execute(
-                'INSERT INTO rows (run, "case", quantity, predicted, measured, unit, p20, p80) VALUES (?, ?, ?, ?, ?, ?, ?, ?)',
-                values,
-            )
+            connection.execute(_ADD, (run, *row))
 
     def end(self, run: str, outcome: str, message: str = "") -> None:
         """Note how a run ended."""
         with self._open(write=True) as connection:
             connection.execute("UPDATE runs SET outcome = ?, message = ? WHERE id = ?", (outcome, message, run))
+
+    def take(self, runs: Sequence[tuple[Run, Sequence[Measured]]]) -> int:
+        """Save whole runs, all or none of them; returns the number of rows. InputError when one of them is here already."""
+        with self._open(write=True) as connection:
+            for run, rows in runs:
+                if connection.execute("SELECT 1 FROM runs WHERE id = ?", (run.id,)).fetchone():
+                    raise InputError(f"results: the run of {run.workload} {run.message} is here already", "file")
+                connection.execute(
+                    "INSERT INTO runs (id, workload, started, options, environment, outcome, message) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    (
+                        run.id,
+                        run.workload,
+                        run.started,
+                        json.dumps(dict(run.options)),
+                        json.dumps(dict(run.environment)),
+                        run.outcome,
+                        run.message,
+                    ),
+                )
+                connection.executemany(_ADD, [(run.id, *row) for row in rows])
+        return sum(len(rows) for _, rows in runs)
 
     def runs(self) -> list[Run]:
         """The newest LARGEST_LIST runs, newest first; none when there is no file yet."""

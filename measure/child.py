@@ -30,6 +30,7 @@ from measure.workloads import WORKLOADS, Setting
 from measure.workloads.cases import is_out_of_memory
 
 _POLL_SECONDS = 0.2
+_TRUSTED_SECONDS = 5.0  # of the usual time, as if they had been seen: a guess of the time left begins there
 _GRACE_SECONDS = 30  # beyond the time limit, which the runner enforces: then this process ends itself
 
 Tell = Callable[..., None]
@@ -162,8 +163,8 @@ class Clock:
     """How much of all the workloads is done, each by its share of their usual time, and how long the rest may take."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        total = sum(WORKLOADS[name].seconds for name in names)
-        self._shares = {name: WORKLOADS[name].seconds / total for name in names}
+        self._usual = sum(WORKLOADS[name].seconds for name in names)
+        self._shares = {name: WORKLOADS[name].seconds / self._usual for name in names}
         self._done = 0.0
         self._began = time.monotonic()
 
@@ -174,9 +175,11 @@ class Clock:
     def finished(self, name: str) -> None:
         self._done += self._shares[name]
 
-    def seconds_left(self, fraction: float) -> float | None:
-        """A guess from what is done; None before anything is."""
-        return (time.monotonic() - self._began) * (1 - fraction) / fraction if fraction else None
+    def seconds_left(self, fraction: float) -> float:
+        """A guess: the usual time at first, and more and more the pace that is seen."""
+        weight = min(_TRUSTED_SECONDS, self._usual)
+        pace = (time.monotonic() - self._began + weight) / (fraction + weight / self._usual)
+        return pace * (1 - fraction)
 
 
 @contextmanager

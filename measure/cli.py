@@ -25,7 +25,8 @@ _TABLE = (
     Command("devices", "what can be measured here, or why not", "measure.commands.devices"),
     Command("list", "the workloads, and the formula that each tests", "measure.commands.list"),
     Command("run", "measure a workload now, on the GPU or the CPU", "measure.commands.run"),
-    Command("results", "what was measured before", "measure.commands.results"),
+    Command("results", "what was measured before; two machines side by side", "measure.commands.results"),
+    Command("import", "take in someone else's results", "measure.commands.take"),
 )
 COMMANDS = {command.name: command for command in _TABLE}
 

@@ -81,8 +81,7 @@ def _show(event: Event) -> None:
     elif kind == "ready":
         text = f"{event['workload']} on {event['environment']['device']}"
     elif kind == "progress":
-        left = f", about {show_seconds(event['seconds_left'])} left" if event["seconds_left"] else ""
-        text = f"{event['fraction']:4.0%} {event['message']}{left}"
+        text = f"{event['fraction']:4.0%} {event['message']}, about {show_seconds(event['seconds_left'])} left"
     elif kind == "part" and event["outcome"] != "finished":
         text = f"{event['workload']}: {event['outcome']}: {event['message']}"
     else:

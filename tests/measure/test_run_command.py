@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from calc.records import Measured, Records, as_csv
 from measure.devices import likely, lock_name
 from measure.workloads import SUITES, WORKLOADS
 
@@ -96,6 +97,28 @@ def test_list_names_the_workloads_and_the_formula_that_each_tests():
     rows = json.loads(measure("list", "--format", "json").stdout)
     assert [row["name"] for row in rows] == [*WORKLOADS, *SUITES]
     assert all(row["tests"] and row["needs"] for row in rows)
+
+
+def test_someone_elses_results_are_taken_in_and_compared(tmp_path):
+    row = Measured("4096", "rate/bf16/torch", 989.5, 790.0, "TFLOP/s")
+    theirs = Records(tmp_path / "theirs")
+    theirs.begin("one", "matmul-rate", {}, {"device": "NVIDIA H100 80GB HBM3"})
+    theirs.add("one", row)
+    (tmp_path / "lab.csv").write_text(as_csv(theirs.rows()))
+    assert measure("import", str(tmp_path / "lab.csv")).stdout.startswith(
+        "1 rows of 1 runs were taken in, from lab.csv"
+    )
+    assert "is here already" in measure("import", str(tmp_path / "lab.csv"), code=2).stderr
+    Records().begin("mine", "matmul-rate", {}, {"device": "a processor"})
+    Records().add("mine", row._replace(measured=1.0))
+    shown = measure("results", "--compare", "lab.csv", "processor").stdout
+    assert "first: NVIDIA H100 80GB HBM3 (from lab.csv)" in shown
+    assert (
+        json.loads(measure("results", "--compare", "h100", "processor", "--format", "json").stdout)[0]["ratio"]
+        == 1 / 790
+    )
+    assert "--compare: 'mars' is not allowed" in measure("results", "--compare", "mars", "h100", code=2).stderr
+    assert "FILE: 'none.csv' is not allowed" in measure("import", "none.csv", code=2).stderr
 
 
 def test_results_of_a_newer_program_are_refused_in_one_line(tmp_path):

@@ -14,9 +14,11 @@ import pytest
 
 from calc.errors import InputError
 from calc.records import Records
+from measure import child
 from measure.device_queue import Ticket, queue
 from measure.run_options import RunOptions
 from measure.runner import run
+from measure.workloads import SUITES, WORKLOADS
 
 SCRIPT = Path(__file__).parent / "misbehaving.py"
 PATIENCE = 20.0  # seconds until a test gives up waiting
@@ -104,6 +106,21 @@ def test_a_row_is_saved_before_it_is_told():
     for event in events_of("three"):
         if event["event"] == "row":
             assert event["quantity"] in saved()
+
+
+def test_time_left_begins_at_the_usual_time_and_follows_the_pace(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(child.time, "monotonic", lambda: now[0])
+    clock = child.Clock(SUITES["standard"])
+    usual = sum(WORKLOADS[name].seconds for name in SUITES["standard"])
+    assert usual < 90  # the suite's target on two idle processors
+    assert clock.seconds_left(0) == pytest.approx(usual)
+    now[0] += 3 * usual / 2
+    assert clock.seconds_left(0.5) == pytest.approx(3 * usual / 2, rel=0.25)  # three times slower than usual
+    assert clock.fraction("decoder-states", 1) == WORKLOADS["decoder-states"].seconds / usual
+    for name in SUITES["standard"]:
+        clock.finished(name)
+    assert clock.fraction("flops", 0) == pytest.approx(1)
 
 
 def test_what_libraries_print_does_not_get_between_the_events():
