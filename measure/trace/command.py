@@ -29,10 +29,15 @@ _SHARED = (
     "dropout",
     "method",
     "lora_rank",
+    "dp",
+    "zero",
+    "reshard_after_forward",
 )
 # What a trace runs, where a prediction knows more. A flag that is not here must keep its default.
 _TRACED: Mapping[str, tuple[Any, ...]] = {
-    "recipe": ("pure-bf16", "amp", "fp32"),
+    "recipe": ("pure-bf16", "amp", "fp32", "fsdp-bf16"),
+    "zero": (0, 1, 3),
+    "reshard_after_forward": (True, False),
     "optimizer": ("adamw", "sgd", "momentum", "adafactor"),
     "recompute": ("none", "full"),
     "attention": ("sdpa", "eager"),
@@ -51,6 +56,7 @@ _FREE = (
     "dropout",
     "lora_rank",
     "lora_targets",
+    "dp",
 )
 _FLAGS = Command("trace", "", "calc.training.plan", "TrainingPlan", "")  # whose plan gives the flags
 
@@ -103,7 +109,7 @@ def _completed(observed: Mapping[str, Any], plan: TrainingPlan, gpu: Gpu | None)
         "gpu_memory_bytes": memory,
         "fits": None if memory is None else driver <= memory,
         "headroom_bytes": None if memory is None else memory - driver,
-        "gpus": 1,
+        "gpus": plan.gpus,
         "stages": [stage],
         "saved": observed["saved"],
         "components": observed["components"],
@@ -167,6 +173,8 @@ def _refuse(plan: TrainingPlan) -> None:
         allowed = _TRACED.get(name, (field.default,))
         if name not in _FREE and value not in allowed:
             raise InputError.of(flag(name), value, f"a trace runs {', '.join(map(str, allowed))} only")
+    if plan.recipe == "fsdp-bf16" and plan.zero != 3:
+        raise InputError.of(flag("recipe"), plan.recipe, "a trace runs it with --zero 3 only, whose shards it casts")
 
 
 def _layers(text: str) -> int | None:

@@ -19,7 +19,7 @@ from calc.errors import InputError
 from measure.trace.options import TraceOptions
 
 _IGNORED = ("auto_map", "quantization_config", "dtype", "torch_dtype", "transformers_version", "_name_or_path")
-_DTYPES = {"pure-bf16": torch.bfloat16, "amp": torch.float32, "fp32": torch.float32}
+_DTYPES = {"pure-bf16": torch.bfloat16, "amp": torch.float32, "fp32": torch.float32, "fsdp-bf16": torch.float32}
 _TRANSFORMERS = f"transformers {transformers.__version__}"
 _SAME_MODEL = {"kimi_k2": "deepseek_v3"}  # published under another name, with the same class and fields
 _TALKATIVE = ("transformers", "torch._subclasses.fake_tensor")
@@ -152,8 +152,11 @@ def _with_adapters(model: nn.Module, options: TraceOptions) -> nn.Module:
     return adapted
 
 
-def find_stack(model: nn.Module, layers: int | None) -> Stack:
-    """The decoder layers and which of them are to be run: the first, the last and one of each kind between, or `layers` of them."""
+def find_stack(model: nn.Module, layers: int | None, neighbours: bool = False) -> Stack:
+    """The decoder layers and which of them are to be run: the first, the last and one of each kind between, or `layers` of them.
+
+    `neighbours`: what happens in a layer depends on those beside it, as with FSDP2, which gathers one while another runs.
+    """
     config = text_config(model)
     lists = [
         (path, module)
@@ -164,7 +167,7 @@ def find_stack(model: nn.Module, layers: int | None) -> Stack:
         return Stack("", (), ())
     path, stack = max(lists, key=lambda found: sum(parameter.numel() for parameter in found[1].parameters()))
     kinds = tuple(_kind(layer, config, index) for index, layer in enumerate(stack))
-    return Stack(path, kinds, choose_layers(kinds, layers))
+    return Stack(path, kinds, (_choose_with_neighbours if neighbours else choose_layers)(kinds, layers))
 
 
 def _kind(layer: nn.Module, config: Any, index: int) -> str:
@@ -199,6 +202,20 @@ def choose_layers(kinds: Sequence[str], layers: int | None) -> tuple[int, ...]:
             break
         chosen.add(index)
     return tuple(index if index in chosen else inner[kinds[index]] for index in range(count))
+
+
+def _choose_with_neighbours(kinds: Sequence[str], layers: int | None) -> tuple[int, ...]:
+    """The same, with a layer's kind told by those beside it too; all are run where the chosen ones meet other neighbours."""
+    around = _with_neighbours(kinds)
+    chosen = choose_layers(around, layers)
+    run = sorted(set(chosen))
+    met = _with_neighbours([kinds[index] for index in run])
+    return chosen if met == [around[index] for index in run] else tuple(range(len(kinds)))
+
+
+def _with_neighbours(kinds: Sequence[str]) -> list[str]:
+    padded = ["", *kinds, ""]
+    return [" | ".join(padded[index : index + 3]) for index in range(len(kinds))]
 
 
 def cut(model: nn.Module, stack: Stack) -> None:

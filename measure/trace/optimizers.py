@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -34,11 +34,27 @@ KERNELS: dict[str, dict[str, bool]] = {
 FUSED = ("adamw", "adam", "sgd", "momentum", "adagrad")
 
 
-def make_optimizer(name: str, kernel: str, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer over those parameters. InputError when torch has no such optimizer or kernel."""
+def make_optimizer(
+    name: str, kernel: str, parameters: Iterable[nn.Parameter], shared: bool = False
+) -> torch.optim.Optimizer:
+    """The optimizer over those parameters; `shared`: the ranks share its states out, tensor by tensor (ZeRO-1).
+
+    InputError when torch has no such optimizer or kernel.
+    """
     if name not in OPTIMIZERS:
         raise InputError.of("optimizer", name, f"a trace runs torch's own: {', '.join(OPTIMIZERS)}")
     if kernel == "fused" and name not in FUSED:
         raise InputError.of("optimizer_kernel", kernel, f"torch has no fused {name}; it must be foreach or loop")
-    kind, arguments = OPTIMIZERS[name]
-    return getattr(torch.optim, kind)(parameters, lr=1e-3, **KERNELS[kernel], **arguments)  # type: ignore[no-any-return]
+    kind, extra = OPTIMIZERS[name]
+    arguments = {"lr": 1e-3, **KERNELS[kernel], **extra}
+    if not shared:
+        return getattr(torch.optim, kind)(parameters, **arguments)  # type: ignore[no-any-return]
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    return ZeroRedundancyOptimizer(parameters, optimizer_class=getattr(torch.optim, kind), **arguments)
+
+
+def state_of(optimizer: Any) -> Mapping[Any, Mapping[str, Any]]:
+    """What the optimizer keeps on this rank for each parameter."""
+    held: Mapping[Any, Mapping[str, Any]] = getattr(optimizer, "optim", optimizer).state
+    return held

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from measure.trace.cuda import grouped_mm
@@ -21,7 +22,7 @@ _QUERIES = {
 }  # make no storage, and are no operation of the model
 _GROUPED = torch.ops.aten._grouped_mm.default
 _SCALAR_READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default}
-
+_BUFFERS = {"all_gather_copy_in": "all_gather", "chunk_cat": "reduce_scatter"}  # what FSDP2's operators fill
 
 Place = tuple[int | None, str]  # decoder layer (None outside the stack), module path (inside the layer)
 _OUTSIDE: Place = (None, "")
@@ -64,6 +65,11 @@ class Event(NamedTuple):
     site: Site
 
 
+def _local(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records storages made under it. Enter it above a FakeTensorMode; `phase` names the part of the step that runs.
 
@@ -79,6 +85,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.phase = "setup"
         self.places, self._rounding = places, rounding
         self._live: dict[int, tuple[Storage, Any]] = {}
+        self._emptied: dict[int, tuple[Storage, Any]] = {}
         self._nodes: dict[int, Node] = {}
         self._stack: list[Place] = []
         self._site = Site("setup", None, "")
@@ -89,7 +96,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def of(self, tensor: Tensor) -> Storage | None:
         """The record of a tensor's storage, if it was made under this recorder and is alive."""
-        found = self._live.get(tensor.untyped_storage()._cdata)
+        key = _local(tensor).untyped_storage()._cdata
+        found = self._live.get(key) or self._emptied.get(key)
         return found[0] if found else None
 
     def mark(self, tensor: Tensor, category: str, place: Place = _OUTSIDE, name: str = "") -> None:
@@ -124,12 +132,30 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with torch.autograd.graph.saved_tensors_hooks(self._note_saved, lambda tensor: tensor):
             yield
 
+    @contextmanager
+    def resizes(self) -> Iterator[None]:
+        """Within it, a storage that is resized to nothing counts as released, and as allocated when it has its size again."""
+        resize = torch.UntypedStorage.resize_
+
+        def resized(storage: torch.UntypedStorage, size: int) -> Any:
+            made = resize(storage, size)
+            self._resized(storage)
+            return made
+
+        torch.UntypedStorage.resize_ = resized  # type: ignore[assignment,method-assign]
+        try:
+            yield
+        finally:
+            torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # what it does to its local tensors comes here
         if func in _SCALAR_READS:
             return self._scalar(args[0])
-        if func in _QUERIES:
+        if func in _QUERIES or func.namespace == "profiler":
             return func(*args, **(kwargs or {}))
-        self._site = self._where(func)
+        self._site = self._where(func._opname)
         run = grouped_mm if func is _GROUPED else func
         result = run(*args, **(kwargs or {}))
         owners = args[0] if self.by_owner and self.phase == "step" and args else ()
@@ -139,7 +165,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for index, item in enumerate(result):
                 if isinstance(item, Tensor):
                     self._see(item, func, owners[index] if isinstance(owners, list) else None)
+        if func.namespace == "fsdp" and func._opname in _BUFFERS:
+            self._buffer(_BUFFERS[func._opname], args[1] if func._opname == "all_gather_copy_in" else kwargs["out"])
         return result
+
+    def _buffer(self, name: str, tensor: Tensor) -> None:
+        storage = self.of(tensor)
+        if storage is not None and not storage.category:
+            storage.category, storage.op = "gathered", name
 
     def _enter(self, module: torch.nn.Module) -> None:
         self._stack.append(self.places.get(id(module), self._stack[-1] if self._stack else _OUTSIDE))
@@ -151,14 +184,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _here(self) -> Site:
         return Site(self.phase, *(self._stack[-1] if self._stack else _OUTSIDE))
 
-    def _where(self, func: Any) -> Site:
+    def _where(self, op: str = "") -> Site:
         """The site of the running operation; in backward, that of the forward operation whose gradient it computes."""
         node = torch._C._current_autograd_node()
         if self._stack or node is None:
             site = self._here()
             sequence = torch._C._autograd._get_sequence_nr() - 1
             known = self._nodes.setdefault(sequence, Node(site))
-            known.op = known.op or func._schema.name.split("::")[1]
+            known.op = known.op or op
             return site
         sequence = node._sequence_nr()
         if sequence >= _MAIN_SEQUENCES or sequence not in self._nodes:
@@ -180,8 +213,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.events.append(Event(storage, 1, self._site))
 
     def _end(self, key: int, storage: Storage) -> None:
-        self._live.pop(key, None)
-        self.events.append(Event(storage, -1, self._site))
+        self._emptied.pop(key, None)
+        if self._live.pop(key, None):
+            self.events.append(Event(storage, -1, self._site))
+
+    def _resized(self, untyped: torch.UntypedStorage) -> None:
+        key, held = untyped._cdata, untyped.nbytes() > 0
+        before, after = (self._emptied, self._live) if held else (self._live, self._emptied)
+        if key in before:
+            after[key] = before.pop(key)
+            if torch._C._current_autograd_node() is not None:
+                self._site = self._where()
+            self.events.append(Event(after[key][0], 1 if held else -1, self._site))
 
     def _note_saved(self, tensor: Tensor) -> Tensor:
         storage = self.of(tensor)

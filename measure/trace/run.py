@@ -20,6 +20,11 @@ from measure.trace.result import STATES, TraceResult, by_phase, saved_rows
 from measure.trace.step import Observed, run_steps
 from measure.trace.timeline import Delta, Key, Peak, Unextendable, extend, peaks, states
 
+_SHARED = {
+    0: "data-parallel ranks: DistributedDataParallel's buckets do not trace; the ranks are as one alone",
+    1: "rank 0, to which ZeroRedundancyOptimizer gives the largest tensor; DistributedDataParallel's buckets do not trace",
+    3: "rank 0 of FSDP2, one group a layer and one of the rest; collectives copy nothing, whatever they are given",
+}
 _ASSUMPTIONS = (
     "labels are the inputs, no attention mask, no cache; only the loss is kept after forward; gradients are set to None before the step",
     "workspaces that a kernel allocates and frees inside one operation are not seen",
@@ -31,6 +36,8 @@ Progress = Callable[[str], None]
 
 def traced(config: Mapping[str, Any], options: TraceOptions, progress: Progress) -> TraceResult:
     """See `measure.trace.trace_step`."""
+    if options.zero == 1:  # which rank keeps a tensor's states follows from the sizes of all
+        options = replace(options, layers=0)
     try:
         return _trace(config, options, progress)
     except Unextendable as reason:
@@ -42,7 +49,8 @@ def _trace(config: Mapping[str, Any], options: TraceOptions, progress: Progress)
     with quiet(), cuda_choices():
         progress("building the model without memory")
         model = build(config, options)
-        stack = find_stack(model, options.layers)
+        name = type(model).__name__
+        stack = find_stack(model, options.layers, neighbours=options.zero == 3)
         progress(f"running two steps, {len(stack.run)} of {len(stack.kinds)} layers")
         cut(model, stack)
         seen = _run(model, stack, options)
@@ -62,8 +70,8 @@ def _trace(config: Mapping[str, Any], options: TraceOptions, progress: Progress)
         saved=saved_rows(seen.after_forward, stack),
         layers=len(stack.kinds),
         layers_run=len(stack.run),
-        witness=f"observed: {type(model).__name__}, transformers {transformers.__version__}, torch {torch.__version__}",
-        assumptions=(*_ASSUMPTIONS, *_choices(model)),
+        witness=f"observed: {name}, transformers {transformers.__version__}, torch {torch.__version__}",
+        assumptions=(*_ASSUMPTIONS, *_choices(model), *([_SHARED[options.zero]] if options.dp > 1 else [])),
     )
 
 

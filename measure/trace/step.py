@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from measure.trace.model import Stack, materialize
-from measure.trace.optimizers import make_optimizer
+from measure.trace.optimizers import make_optimizer, state_of
 from measure.trace.options import TraceOptions
 from measure.trace.recorder import Event, Place, Recorder, Storage
+from measure.trace.sharding import gathered_parameters, process_group, shard
 
 
 @dataclass(slots=True)
@@ -44,12 +45,16 @@ def places(model: nn.Module, stack: Stack) -> dict[int, Place]:
 def run_steps(model: nn.Module, stack: Stack, options: TraceOptions) -> Observed:
     """Two steps of the model under the recorder: what the second left."""
     recorder = Recorder(places(model, stack), options.rounding, options.optimizer_kernel == "foreach")
-    with FakeTensorMode(), recorder, recorder.modules(), recorder.saves():
+    ranks = process_group(options.dp) if options.zero else contextlib.nullcontext()
+    with ranks as mesh, FakeTensorMode(), recorder, recorder.modules(), recorder.saves(), recorder.resizes():
         materialize(model)
+        if mesh and options.zero == 3:
+            shard(model, stack, mesh, options)
         owners = _mark_states(recorder, model)
         tokens = torch.zeros((options.micro_batch, options.seq), dtype=torch.int64)
         recorder.mark(tokens, "inputs", name="input_ids")
-        optimizer = make_optimizer(options.optimizer, options.optimizer_kernel, [p for p in owners if p.requires_grad])
+        trained = [parameter for parameter in owners if parameter.requires_grad]
+        optimizer = make_optimizer(options.optimizer, options.optimizer_kernel, trained, options.zero == 1)
         for _ in range(2):
             seen = _step(recorder, model, tokens, optimizer, owners, options)
     return seen
@@ -85,6 +90,8 @@ def _step(
     for micro in range(min(options.accumulation, 2)):  # every micro-batch after the second is like the second
         recorder.begin(f"forward {micro}")
         loss = _forward(model, tokens, options)
+        for module, name, whole in gathered_parameters(model):
+            recorder.mark(whole, "gathered", recorder.places.get(id(module), (None, "")), name)
         seen.after_forward = recorder.live()
         for storage in seen.after_forward:
             storage.category = storage.category or "activations"
@@ -92,7 +99,9 @@ def _step(
         loss.backward()  # type: ignore[no-untyped-call]
         for parameter, (place, name) in owners.items():
             if parameter.grad is not None:
-                recorder.mark(parameter.grad, "gradients", place, name)
+                recorder.mark(
+                    parameter.grad, "gradients", *(((place[0], ""), "sharded") if options.zero == 3 else (place, name))
+                )
     seen.after_backward = recorder.live()
     recorder.begin("step")
     optimizer.step()
@@ -118,8 +127,8 @@ def _mark_optimizer(
     options: TraceOptions,
 ) -> None:
     """Name the optimizer's tensors; step counters that live on the host count nothing."""
-    for parameter, state in optimizer.state.items():
-        place, owner = owners[parameter]  # type: ignore[index]
+    for parameter, state in state_of(optimizer).items():
+        place, owner = owners[parameter]
         for name, value in state.items():
             if isinstance(value, Tensor):
                 host = name == "step" and options.optimizer_kernel != "fused"

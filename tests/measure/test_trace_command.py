@@ -69,7 +69,9 @@ def test_the_ledger_names_modules_and_operations_and_progress_goes_to_standard_e
     ("flags", "complaint"),
     [
         (["--tp", "2"], "--tp: 2 is not allowed; a trace runs 1 only"),
-        (["--recipe", "fp8"], "--recipe: 'fp8' is not allowed; a trace runs pure-bf16, amp, fp32 only"),
+        (["--recipe", "fp8"], "--recipe: 'fp8' is not allowed; a trace runs pure-bf16, amp, fp32, fsdp-bf16 only"),
+        (["--recipe", "fsdp-bf16"], "--recipe: 'fsdp-bf16' is not allowed; a trace runs it with --zero 3 only"),
+        (["--dp", "2", "--zero", "2"], "--zero: 2 is not allowed; a trace runs 0, 1, 3 only"),
         (["--seq", "0"], "--seq: "),
         (["--layers", "some"], "--layers: 'some' is not allowed"),
         (["--seconds", "-1"], "--seconds: '-1' is not allowed"),
