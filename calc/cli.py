@@ -7,12 +7,18 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from calc.breakdown import to_csv
 from calc.commands import COMMANDS, Answer, Command, choices, flag, is_switch, word
 from calc.errors import InputError, validated
 from calc.units import GB, TB, GiB, show_value
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from calc.hardware import Gpu
+    from calc.model.spec import ModelSpec
 
 FORMATS = ("table", "json", "csv", "markdown")
 MODEL_HELP = (
@@ -24,6 +30,10 @@ _GPU_FLAGS = (
     ("gpu_memory_gib", float, "memory of the GPU in GiB, as its driver shows it"),
     ("gpu_tflops", float, "dense peak in TFLOP/s"),
     ("gpu_GBps", float, "memory bandwidth in GB/s (10**9 bytes)"),
+)
+_CALIBRATED = ("off", "point", "bound")
+_CALIBRATED_HELP = (
+    "use what `python -m measure` found on this GPU: its medians (point) or its careful ends (bound) (default: off)"
 )
 
 
@@ -81,6 +91,7 @@ def _answer(command: Command, argv: Sequence[str]) -> str:
         parser.add_argument("MODEL", help=MODEL_HELP)
     if command.takes_gpu:
         add_gpu_flags(parser)
+        parser.add_argument("--calibrated", default="off", metavar="|".join(_CALIBRATED), help=_CALIBRATED_HELP)
     add_plan_flags(parser, command)
     add_format(parser)
     given = vars(parser.parse_args(argv))
@@ -96,7 +107,19 @@ def _answer(command: Command, argv: Sequence[str]) -> str:
         from calc.hardware import chosen_gpu
 
         gpu = chosen_gpu(given["gpu"], given["gpu_memory_gib"], given["gpu_tflops"], given["gpu_GBps"], flag)
+        if given["calibrated"] != "off":
+            return formatted(_calibrated(command, plan, spec, gpu, given["calibrated"]), chosen_format(given))
     return formatted(command.answer(plan, spec, gpu), chosen_format(given))
+
+
+def _calibrated(command: Command, plan: BaseModel, spec: ModelSpec | None, gpu: Gpu | None, at: Any) -> Answer:
+    """The answer with what was measured on the GPU in the fields that were left at their default."""
+    if at not in _CALIBRATED:
+        raise InputError.of("--calibrated", at, f"it must be one of {', '.join(_CALIBRATED)}")
+    from calc.calibration import Calibrated, calibrated, of_records
+
+    filled, notes = calibrated(plan, of_records(gpu), at)
+    return Calibrated(command.answer(filled, spec, gpu), notes)
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:
@@ -120,7 +143,9 @@ def formatted(answer: Answer, form: str) -> str:
     unit = answer.breakdown.unit
     parts = [(row.path, f"{row.value:,}", show_value(row.value, unit)) for row in answer.breakdown.rows()]
     header, stored, reasons = _stored(data.get("stored"))
-    remarks = [f"{key}: {text}" for key in ("assumptions", "notes", "unread") for text in data.get(key, ())]
+    remarks = [
+        f"{key}: {text}" for key in ("calibration", "assumptions", "notes", "unread") for text in data.get(key, ())
+    ]
     if form == "markdown":
         tables = [markdown(("quantity", "value"), summary), markdown(("path", unit, ""), parts)]
         tables += [markdown(header, stored)] if stored else []
