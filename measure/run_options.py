@@ -7,6 +7,7 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from measure.devices import DEVICE_FORM
+from measure.distributed import JOBS
 from measure.workloads import SIZES, SUITES, WORKLOADS
 
 
@@ -56,4 +57,12 @@ class RunOptions(BaseModel):
             raise ValueError(f"model ({self.model}) is not for {self.workload}: {', '.join(takers)} take one")
         if self.model == "-":
             raise ValueError("model: '-' is not allowed; a run has no standard input: give a name or a path")
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_are_taken(self) -> Self:
+        if self.ranks == 1:
+            raise ValueError("ranks: 1 is not allowed; it must be 2 or more, or 0 for every GPU or 2 processes")
+        if self.ranks and not set(self.workloads) & set(JOBS):
+            raise ValueError(f"ranks ({self.ranks}) is not for {self.workload}: {', '.join(JOBS)} take several")
         return self

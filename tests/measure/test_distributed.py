@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from calc.errors import InputError  # noqa: E402
+from calc.errors import InputError, validated  # noqa: E402
 from calc.model.config import from_config  # noqa: E402
 from calc.parameters import parameters  # noqa: E402
 from calc.pipeline import PipelinePlan, simulate  # noqa: E402
@@ -23,6 +23,7 @@ from measure.distributed.launch import launched  # noqa: E402
 from measure.distributed.order import Order  # noqa: E402
 from measure.distributed.pipelines import CASES, Op, rows_of  # noqa: E402
 from measure.distributed.tensor_parallel import size_for  # noqa: E402
+from measure.run_options import RunOptions  # noqa: E402
 from measure.workloads import WORKLOADS, Setting  # noqa: E402
 from measure.workloads.decoder_states import SIZES  # noqa: E402
 from tests.measure.ranks_misbehaving import behave  # noqa: E402
@@ -372,6 +373,18 @@ def test_torchrun_starts_the_same_with_its_own_flags(tmp_path):
         check=True,
     )
     assert [row["measured"] for row in json.loads(saved.stdout)] == [row["measured"] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("workload", "ranks", "message"),
+    [
+        ("ddp-states", 1, "ranks: 1 is not allowed; it must be 2 or more, or 0"),
+        ("decoder-states", 2, r"ranks \(2\) is not for decoder-states: collectives, "),
+    ],
+)
+def test_ranks_that_make_no_sense_are_refused(workload, ranks, message):
+    with pytest.raises(InputError, match=message):
+        validated(RunOptions, {"workload": workload, "ranks": ranks})
 
 
 @pytest.mark.parametrize(
