@@ -131,20 +131,19 @@ class StageMemory:
         """The highest point of each phase."""
         parameters, gradients, optimizer = self.states
         base = parameters + optimizer + self.beside + (gradients if self.accumulates else 0)
-        base += self.gathered.bytes("forward")
-        forward = backward = Moment(base, -1)
+        forward = backward = Moment(base + self.gathered.bytes("forward", False), -1)
         before = []
         kept = 0
         for index, segment in enumerate(self.segments):
             before.append(kept)
             taken = self.received if index == 0 else 0
+            taken -= self.gathered.bytes("forward", segment.inside)
             forward = max(forward, Moment(base - taken + kept + segment.bytes.forward_peak, index))
             kept += segment.bytes.kept
-        base += self.gathered.bytes("backward") - self.gathered.bytes("forward")
         for index, segment in reversed(list(enumerate(self.segments))):
             peak = segment.bytes.accumulating_peak if self.adds_at_once else segment.bytes.backward_peak
             freed = self._bytes_until("layers") if segment.path == EMBEDDING else 0
-            freed -= self._bytes_until("backward")
+            freed -= self._bytes_until("backward") + self.gathered.bytes("backward", segment.inside)
             backward = max(backward, Moment(base - freed + before[index] + peak + self.later_gradients[index], index))
         step = parameters + gradients + optimizer + self._bytes_until("step") + self.step_bytes
         return {"forward": forward, "backward": backward, "step": Moment(step, -1)}
@@ -184,7 +183,8 @@ class StageMemory:
         if phase == "backward" and not self.accumulates:
             made += state_components(self._later(index), self.key, ("gradients",))
         made.append(Component("activations", children=self._kept(index, phase)))
-        made.append(Component("gathered", children=self.gathered.leaves(phase)))
+        inside = index >= 0 and self.segments[index].inside
+        made.append(Component("gathered", children=self.gathered.leaves(phase, inside)))
         if index >= 0:
             alive = self.segments[index].alive(phase, self.adds_at_once)
             made.append(Component("working", children=placed(self.segments[index].path, alive, 1)))

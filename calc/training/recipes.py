@@ -112,6 +112,7 @@ class OptimizerLedger:
     vectors_adamw: bool = False
     foreach: int = 0  # copies of a moment alive at the step, by kernel
     loop: int = 0
+    counts_on_device: bool = False  # its fused kernel keeps a step counter for each tensor
     note: str = ""
 
 
@@ -121,7 +122,8 @@ _HELD_ON_DEVICE = "paged-adamw: its moments are counted on the device, where the
 
 OPTIMIZERS: Final = {
     "adamw": OptimizerLedger(
-        ("moment_1", "moment_2"), "PyTorch 2.13, torch/optim/adam.py", f"{_OPTIM}.AdamW.html", foreach=1, loop=2
+        ("moment_1", "moment_2"), "PyTorch 2.13, torch/optim/adam.py", f"{_OPTIM}.AdamW.html", foreach=1, loop=2,
+        counts_on_device=True,
     ),
     "sgd": OptimizerLedger((), "PyTorch 2.13, torch/optim/sgd.py", f"{_OPTIM}.SGD.html"),
     "momentum": OptimizerLedger(("momentum",), "PyTorch 2.13, torch/optim/sgd.py", f"{_OPTIM}.SGD.html"),

@@ -24,6 +24,11 @@ class Segment:
     kept: Callable[[], tuple[Component, ...]]
     alive: Callable[[str, bool], tuple[Component, ...]]
 
+    @property
+    def inside(self) -> bool:
+        """Whether it is a layer, not an end of the stack."""
+        return self.path[0] == "layers"
+
 
 @dataclass(frozen=True, slots=True)
 class Constant:

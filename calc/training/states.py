@@ -67,6 +67,7 @@ class StateKey(NamedTuple):
     expert_shards: int
     rows: bool
     granule: int
+    counters: bool = False  # a step counter on the device for each tensor, as fused kernels keep it
 
     @classmethod
     def of(cls, plan: TrainingPlan) -> StateKey:
@@ -74,6 +75,7 @@ class StateKey(NamedTuple):
         return cls(
             plan.recipe, plan.optimizer, plan.method == "lora", plan.zero, plan.shards, plan.expert_shards,
             rows=plan.zero == 3 and hf, granule=GRANULE if hf else 1,
+            counters=hf and plan.optimizer_kernel == "fused" and OPTIMIZERS[plan.optimizer].counts_on_device,
         )  # fmt: skip
 
     def rules(self, tensor: Tensor) -> tuple[Rule, ...]:
@@ -140,6 +142,9 @@ def group_bytes(tensors: Tensors, key: StateKey) -> GroupBytes:
         for rule in key.rules(tensor):
             place = (rule.group, rule.name, tensor.storage)
             stored[place] = stored.get(place, 0) + key.bytes(tensor, rule)
+    if key.counters:
+        trained = {storage for group, _, storage in stored if group == "gradients"}
+        stored |= {("optimizer", "step", storage): 4 for storage in trained}
     exact, rounded = dict.fromkeys(GROUPS, 0), dict.fromkeys(GROUPS, 0)
     step = largest = 0
     for (group, name, _), size in stored.items():
@@ -210,6 +215,12 @@ def _group(group: str, groups: tuple[Placed, ...], key: StateKey) -> Component:
         held = group_bytes(tensors, key)
         exact += count * held.exact[at]
         rounded += count * held.rounded[at]
+    told = sum(int(child.total) for child in children)
+    if exact > told:  # what belongs to whole storages, not to their parts
+        counters = Formula(r"4 \cdot <tensors>", OPTIMIZERS[key.optimizer].source, OPTIMIZERS[key.optimizer].url)
+        children.append(
+            Component("step_counters", exact - told, formula=counters, numbers={"tensors": (exact - told) // 4})
+        )
     if rounded > exact:
         numbers = {"r": rounded, "x": exact}
         children.append(Component("rounding", rounded - exact, formula=ALLOCATOR, numbers=numbers))
