@@ -16,7 +16,7 @@ GROUPS = {
 
 def render() -> None:
     overview(
-        "Pick a model and a GPU in the sidebar. What is not asked here stays at its default; each page asks for all of it.",
+        "Pick a model and a GPU in the sidebar, and the layout in its options. The pages behind the cards ask for everything else.",
         GROUPS,
         PAGES,
     )

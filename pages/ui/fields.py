@@ -17,31 +17,40 @@ from calc.units import show_count
 from pages.ui.looks import LOOKS, Look
 
 Groups = Mapping[str, Sequence[str]]
+Fields = Mapping[str, FieldInfo]
 
 _AUTO, _ON, _OFF = "auto", "on", "off"
 _SWITCH = {_AUTO: None, _ON: True, _OFF: False}
 _LARGEST = 2**53 - 1  # what a browser's number holds exactly
-_WIDTH, _NARROW = 171, 152  # pixels of one widget; a row holds as many as fit
+_WIDTH = 171  # pixels of one widget; a row holds as many as fit
 
 
 def ask_plan(plan: type[BaseModel], groups: Groups, prefix: str = "") -> BaseModel:
-    """The plan that the widgets describe. InputError when its fields do not go together."""
-    return validated(plan, ask_all([plan], groups, prefix))
+    """The plan that the widgets describe, all in one place: the group "" in a row, the others folded under it.
+
+    InputError when its fields do not go together.
+    """
+    values = ask_open(plan.model_fields, groups, prefix)
+    with st.expander("More options", icon=":material/tune:"):
+        values |= ask_folded(plan.model_fields, groups, prefix)
+    return validated(plan, values)
 
 
-def ask_all(plans: Sequence[type[BaseModel]], groups: Groups, prefix: str = "") -> dict[str, Any]:
-    """The values of the fields of the plans, each asked once. `groups` orders them: "" is open, the others fold away, and so
-    do a single plan's fields that no group names."""
-    fields = fields_of(plans)
+def ask_open(fields: Fields, groups: Groups, prefix: str = "") -> dict[str, Any]:
+    """The values of the group "", in a row that wraps where the screen is narrow."""
+    with st.container(horizontal=True, gap="small"):
+        return {name: ask(name, fields[name], prefix) for name in groups.get("", ()) if name in fields}
+
+
+def ask_folded(fields: Fields, groups: Groups, prefix: str = "") -> dict[str, Any]:
+    """The values of all other fields, each group under its title; those that no group names come last."""
     named = {name for names in groups.values() for name in names}
-    others = [name for name in fields if name not in named] if len(plans) == 1 else []
-    folded = {title: names for title, names in [*groups.items(), ("Other", others)] if title and names}
-    values = _row(fields, groups.get("", ()), prefix)
-    if folded:
-        with st.expander("More options", icon=":material/tune:"):
-            for tab, names in zip(st.tabs(list(folded)), folded.values(), strict=True):
-                with tab:
-                    values |= _row(fields, names, prefix, _NARROW)
+    values: dict[str, Any] = {}
+    for title, names in [*groups.items(), ("Other", [name for name in fields if name not in named])]:
+        known = [name for name in names if name in fields]
+        if title and known:
+            with st.expander(title):
+                values |= {name: ask(name, fields[name], prefix, "stretch") for name in known}
     return values
 
 
@@ -55,17 +64,9 @@ def meaning(field: FieldInfo) -> tuple[str, str]:
     return str(field.annotation), repr(field.default)
 
 
-def made(plan: type[BaseModel], values: Mapping[str, Any], asked: Mapping[str, FieldInfo]) -> BaseModel:
-    """The plan of the values that were asked for in its meaning; its other fields keep their defaults."""
-    own = {name: field for name, field in plan.model_fields.items() if name in values}
-    return validated(
-        plan, {name: values[name] for name, field in own.items() if meaning(field) == meaning(asked[name])}
-    )
-
-
-def _row(fields: Mapping[str, FieldInfo], names: Sequence[str], prefix: str, width: int = _WIDTH) -> dict[str, Any]:
-    with st.container(horizontal=True, gap="small"):
-        return {name: ask(name, fields[name], prefix, width) for name in names if name in fields}
+def means_the_same(name: str, field: FieldInfo, asked: Fields) -> bool:
+    """Whether a widget of that name was asked for, and holds what the field means."""
+    return name in asked and meaning(field) == meaning(asked[name])
 
 
 def refusal(plan: type[BaseModel], name: str, text: str) -> str:

@@ -14,12 +14,14 @@ from pydantic.fields import FieldInfo
 from streamlit.navigation.page import Page
 
 from calc.commands import COMMANDS, command_line
-from calc.errors import InputError
+from calc.errors import InputError, validated
 from pages.ui import scenario, share, views
-from pages.ui.fields import Groups, ask_all, ask_plan, fields_of, made, meaning
+from pages.ui.fields import Fields, Groups, ask_folded, ask_open, fields_of, means_the_same
 from pages.ui.scenario import Missing, Side, Subject, View
 from pages.ui.text import plain
 from pages.ui.views import Metric, Numbers, Verdict
+
+Options = Mapping[str, Mapping[str, Any]]  # the folded options' values, by the scenario's prefix
 
 _FIGURES = 4  # of each question on an overview
 
@@ -47,12 +49,29 @@ class Question:
         )
 
 
-@st.fragment
 def show(question: Question) -> None:
     """Draw the page of a question, for one scenario or two."""
     st.markdown(question.intro)
-    _side_by_side(lambda side: _answer(question, side))
+    _answers(question, _options(COMMANDS[question.command].plan.model_fields, question.groups))
+
+
+@st.fragment
+def _answers(question: Question, options: Options) -> None:
+    """What a move of the page's own sliders redraws: all but the sidebar, whose options come as they are."""
+    _side_by_side(lambda side: _answer(question, side, options[side.prefix]))
     share.link(_asked(COMMANDS[question.command].plan.model_fields))
+
+
+def _options(fields: Fields, groups: Groups) -> Options:
+    """The folded options of each scenario, in the sidebar: there, a move of a slider on the page does not redraw them."""
+    values = {}
+    any_folded = not set(fields) <= set(groups.get("", ()))
+    with st.sidebar:
+        for side in scenario.sides():
+            if any_folded:
+                st.markdown("**Options of the second scenario**" if side.prefix else "**Options**")
+            values[side.prefix] = ask_folded(fields, groups, side.prefix)
+    return values
 
 
 def _side_by_side(draw: Callable[[Side], None]) -> None:
@@ -63,19 +82,19 @@ def _side_by_side(draw: Callable[[Side], None]) -> None:
             draw(side)
 
 
-def _asked(fields: Mapping[str, FieldInfo]) -> dict[str, FieldInfo]:
+def _asked(fields: Fields) -> dict[str, FieldInfo]:
     """What the widgets of this page and of the sidebar ask, by key."""
     each = [(side.prefix, {**Subject.model_fields, **fields}) for side in scenario.sides()]
     return dict(View.model_fields) | {prefix + name: field for prefix, found in each for name, field in found.items()}
 
 
-def _answer(question: Question, side: Side) -> None:
+def _answer(question: Question, side: Side, options: Mapping[str, Any]) -> None:
     """One scenario: what is asked and what comes of it."""
     command, numbers = COMMANDS[question.command], Numbers(scenario.view().units)
     if command.takes_model:
         st.markdown(f"##### {_title(side, command.takes_gpu)}")
     top = st.container()
-    plan = ask_plan(command.plan, question.groups, side.prefix)
+    plan = validated(command.plan, {**options, **ask_open(command.plan.model_fields, question.groups, side.prefix)})
     answer = question.ask(side, plan)
     with top:
         _verdict(question, answer, numbers)
@@ -99,31 +118,32 @@ def _title(side: Side, with_gpu: bool) -> str:
     return f"{model} on {gpu}" if with_gpu else model
 
 
-@st.fragment
 def overview(intro: str, groups: Groups, pages: Sequence[ModuleType]) -> None:
     """The questions of several pages at a glance: the first figures of each, and a link that takes the scenario there."""
     st.markdown(intro)
-    plans = [COMMANDS[page.QUESTION.command].plan for page in pages]
-    fields = fields_of(plans)
+    fields = fields_of([COMMANDS[page.QUESTION.command].plan for page in pages])
     named = {name: fields[name] for names in groups.values() for name in names}
-    _side_by_side(lambda side: _cards(side, pages, ask_all(plans, groups, side.prefix), named))
-    share.link(_asked(named))
+    _glance(groups, pages, named, _options(named, groups))
 
 
-def _cards(side: Side, pages: Sequence[ModuleType], values: Mapping[str, Any], asked: Mapping[str, FieldInfo]) -> None:
+@st.fragment
+def _glance(groups: Groups, pages: Sequence[ModuleType], asked: Fields, options: Options) -> None:
+    _side_by_side(
+        lambda side: _cards(side, pages, {**options[side.prefix], **ask_open(asked, groups, side.prefix)}, asked)
+    )
+    share.link(_asked(asked))
+
+
+def _cards(side: Side, pages: Sequence[ModuleType], values: Mapping[str, Any], asked: Fields) -> None:
     st.markdown(f"##### {_title(side, with_gpu=True)}")
     numbers = Numbers(scenario.view().units)
     for page in pages:
         question: Question = page.QUESTION
         plan = COMMANDS[question.command].plan
-        carried = {
-            name: field
-            for name, field in plan.model_fields.items()
-            if name in asked and meaning(field) == meaning(asked[name])
-        }
+        carried = {name: field for name, field in plan.model_fields.items() if means_the_same(name, field, asked)}
         with st.container(border=True), complaints():
             st.page_link(page_of(page), label=f"**{page.TITLE}** →", query_params=share.changed(_asked(carried)))
-            answer = question.ask(side, made(plan, values, asked))
+            answer = question.ask(side, validated(plan, {name: values[name] for name in carried}))
             _verdict(question, answer, numbers)
             views.headline(question.headline(answer, numbers)[:_FIGURES], in_card=True)
 

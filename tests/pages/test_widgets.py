@@ -9,6 +9,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from calc.compute import ComputePlan
+from calc.errors import InputError, validated
 from calc.parameters import ParametersPlan
 from calc.pipeline import PipelinePlan
 from calc.serving import ServingPlan
@@ -69,11 +70,12 @@ def test_a_number_between_the_sliders_stops_stays_exact():
 
 
 def test_a_broken_rule_is_one_message_and_every_widget_stays():
-    test = run_form(tp="2", seq="4097")
-    assert [error.value for error in test.error] == [
-        plain("with sequence parallelism cp * tp (1 * 2) must divide seq (4097)")
-    ]
-    assert test.number_input(key="seq").value == 4097
+    with pytest.raises(InputError) as broken:
+        validated(TrainingPlan, {"dp": 3, "dp_replicate": 2})
+    test = run_form(dp="3", dp_replicate="2", seq="5000")
+    assert [error.value for error in test.error] == [plain(str(broken.value))]
+    assert test.number_input(key="dp_replicate").value == 2
+    assert test.number_input(key="seq").value == 5000
     assert not test.exception
 
 
