@@ -36,17 +36,16 @@ def _places(layer: Layer) -> tuple[Norm | None, Norm | None, Norm | None, Norm |
 
 
 def _mix(b: Builder, x: Value, mixer: Mixer, tables: Value) -> Value:
-    if isinstance(mixer, Attention):
-        with b.tape.part("attention"):
-            return attention(b, x, mixer, tables)
-    if isinstance(mixer, LatentAttention):
-        with b.tape.part("attention"):
-            return latent(b, x, mixer, tables)
-    if isinstance(mixer, CompressedAttention):
-        with b.tape.part("attention"):
-            return compressed(b, x, mixer, tables)
-    with b.tape.part(mixer.kind):
-        return _recurrent(b, x, mixer)
+    place = mixer.kind if isinstance(mixer, Recurrence) else "attention"
+    with b.tape.part(place):
+        x = b.gather(x)
+        if isinstance(mixer, Attention):
+            return b.scatter(attention(b, x, mixer, tables))
+        if isinstance(mixer, LatentAttention):
+            return b.scatter(latent(b, x, mixer, tables))
+        if isinstance(mixer, CompressedAttention):
+            return b.scatter(compressed(b, x, mixer, tables))
+        return b.scatter(_recurrent(b, x, mixer))
 
 
 def _recurrent(b: Builder, x: Value, mixer: Recurrence) -> Value:
@@ -67,9 +66,9 @@ def _recurrent(b: Builder, x: Value, mixer: Recurrence) -> Value:
 
 def _feed(b: Builder, x: Value, module: FeedForward) -> Value:
     if isinstance(module, MoE):
-        return moe(b, x, module)
+        return b.scatter(moe(b, b.gather(x), module))
     with b.tape.part("mlp"):
-        return mlp(b, x, module)
+        return b.scatter(mlp(b, b.gather(x), module))
 
 
 def _program(b: Builder, layer: Layer, x: Value, tables: Value) -> Value:
@@ -157,6 +156,7 @@ def end_block(spec: ModelSpec, settings: Settings, loss: str, several: bool, res
                 x = b.norm(x, spec.final_norm)
         if not spec.has_head:
             return ops.view_of(t, x)
+        x = b.gather(x)
         weight = b.weight(*(w for w in head if w.matmul or spec.tied))
         head_weight = Weight("weight", weight.dim, settings.lora is None, settings.bytes)
         if loss != "full":

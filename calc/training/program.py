@@ -80,6 +80,24 @@ class Builder:
             "_".join(weight.name for weight in weights), size, self.settings.lora is None, self.settings.bytes
         )
 
+    def gather(self, x: Value) -> Value:
+        """The whole sequence of what sequence parallelism divides: a copy, which the projections then keep (DTensor)."""
+        if not self.settings.sharded_sequence:
+            return x
+        out = self.tape.new("whole_sequence", x.dim, TOKENS, x.bytes)
+        meta = (x.dim, x.extent, x.bytes)
+        self.tape.record([x], out, [], lambda g: (self.tape.new("gradient", *meta),))
+        return out
+
+    def scatter(self, x: Value) -> Value:
+        """A partial sum over the ranks, summed and divided along the sequence again."""
+        if not self.settings.sharded_sequence:
+            return x
+        out = self.tape.new("own_sequence", x.dim, self.settings.between, x.bytes)
+        meta = (x.dim, x.extent, x.bytes)
+        self.tape.record([x], out, [], lambda g: (self.tape.new("gradient", *meta),))
+        return out
+
     def norm(self, x: Value, norm: Norm, rows: Dim = ONE, name: str = "") -> Value:
         """A norm by the program that its style names; `rows` are the groups of features that are normalised alone."""
         with self.tape.part(name or norm.name):

@@ -131,3 +131,13 @@ def test_chunked_and_fused_losses_keep_no_logits():
     assert full.activations_bytes - chunked.activations_bytes == 4 * 8192 * 128256 + 8 * 8192 + 512
     assert chunked.phases["forward"] < full.phases["forward"]
     assert fused.phases["backward"] < full.phases["backward"]
+
+
+def test_sequence_parallelism_divides_what_lies_between_and_keeps_the_gathered_inputs_whole():
+    spec, s, t = model("llama-2-7b"), 4096, 4
+    h, a, d, f = 4096, 32, 128, 11008
+    between = 2 * (4 * h + 2 * h + 4) // t  # each norm's fp32 input, normalized input and inverse root
+    inside = (8 * a * d + 4 * a + 8 * f) // t  # query, key, value, output, logsumexp; gate, activated, up, product
+    gathered = 2 * 2 * h
+    seeds = 2 * 512
+    assert layer_bytes(spec, TrainingPlan(seq=s, tp=t)) == s * (between + inside + gathered) + seeds
