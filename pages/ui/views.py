@@ -70,7 +70,7 @@ class Numbers:
 _SAID = {
     True: (st.success, "fits"),
     False: (st.error, "does not fit"),
-    None: (st.info, "cannot be told without the GPU's memory"),
+    None: (st.info, "may or may not fit, the GPU's memory being unknown"),
 }
 
 
