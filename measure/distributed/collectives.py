@@ -22,7 +22,7 @@ from measure.distributed.traffic import bytes_sent
 from measure.timing import spread
 
 SIZES: Final[Mapping[str, tuple[int, ...]]] = {
-    "small": (64 * KiB, MiB, 16 * MiB),
+    "small": (64 * KiB, MiB, 8 * MiB),
     "medium": (MiB, 64 * MiB, GiB // 2),
 }
 _REPEATS: Final = 11
