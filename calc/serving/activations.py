@@ -91,8 +91,8 @@ def _llama_cpp_buffer(spec: ModelSpec, plan: ServingPlan) -> Component:
         "https://github.com/ggml-org/llama.cpp",
         ("an approximation: attention without flash adds its scores",),
     )
-    numbers = {"n_u": plan.micro_batch, "V": spec.vocab_size}
-    return Component("compute_buffer", 4 * plan.micro_batch * spec.vocab_size, formula=formula, numbers=numbers)
+    numbers = {"n_u": plan.ubatch, "V": spec.vocab_size}
+    return Component("compute_buffer", 4 * plan.ubatch * spec.vocab_size, formula=formula, numbers=numbers)
 
 
 def _width(mixer: Mixer | None, feed_forward: FeedForward | None, tp: int) -> int:

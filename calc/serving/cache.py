@@ -182,7 +182,7 @@ class Cache:
         if kept.of_prompt:
             return self.plan.prompt_tokens
         if self.cells:
-            room = min(tokens, kept.most + self.plan.micro_batch) if kept.most else tokens // kept.every
+            room = min(tokens, kept.most + self.plan.ubatch) if kept.most else tokens // kept.every
             return round_up(room, CELLS)
         return min(tokens, kept.most) if kept.most else tokens // kept.every
 
@@ -265,7 +265,7 @@ class Cache:
                 numbers["m"], tokens = kept.every, r"\lfloor \frac{<s>}{<m>} \rfloor"
             if self.cells:
                 if kept.most:
-                    numbers["n_u"], tokens = self.plan.micro_batch, rf"\min(<s>, <{kept.letter}> + <n_u>)"
+                    numbers["n_u"], tokens = self.plan.ubatch, rf"\min(<s>, <{kept.letter}> + <n_u>)"
                 tokens = rf"256 \cdot \lceil \frac{{{tokens}}}{{256}} \rceil"
             latex = rf"{tokens} \cdot {latex}"
         if bits.value.denominator == 1 and bits.value % 8 == 0:

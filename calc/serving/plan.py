@@ -77,7 +77,7 @@ class ServingPlan(BaseModel):
         le=1000,
         description="vLLM: GiB outside torch's tensors and in CUDA graphs; logs show 0.1 to 0.4 and 0.3",
     )
-    micro_batch: int = Field(512, ge=1, le=65536, description="llama.cpp: tokens computed at once (n_ubatch)")
+    ubatch: int = Field(512, ge=1, le=65536, description="llama.cpp: tokens computed at once (n_ubatch)")
     keep_window: int = Field(
         0, ge=0, le=MOST_TOKENS, description="StreamingLLM: keep only the last so many tokens; 0: keep all"
     )
