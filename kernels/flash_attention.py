@@ -93,8 +93,10 @@ def _forward(  # type: ignore[no-untyped-def]
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
-    block = tl.num_programs(1) - 1 - tl.program_id(1)  # under a causal mask the last queries take longest: begin there
-    head = tl.program_id(0).to(tl.int64)  # of all batches
+    # a head's blocks side by side, for they share its keys in L2; under a causal mask the last take longest: begin there
+    blocks = tl.cdiv(SQ, BM)
+    block = blocks - 1 - tl.program_id(0) % blocks
+    head = (tl.program_id(0) // blocks).to(tl.int64)  # of all batches
     m = block * BM + tl.arange(0, BM)
     first = block * BM + SK - SQ  # the first query's position among the keys
     q = load_rows(q_ptr + head * SQ * D, m, SQ, D, True)
@@ -143,8 +145,8 @@ def forward(
     lse_BHS = torch.empty((b, h, sq), dtype=torch.float32, device=q_BHSD.device)
     if out_BHSD.numel():
 
-        def grid(config: dict[str, int]) -> tuple[int, int]:
-            return (b * h, triton.cdiv(sq, config["BM"]))
+        def grid(config: dict[str, int]) -> tuple[int]:
+            return (b * h * triton.cdiv(sq, config["BM"]),)
 
         _forward[grid](
             q_BHSD, k_BHSD, v_BHSD, out_BHSD, lse_BHS, 1 / math.sqrt(d) if scale is None else scale,

@@ -122,8 +122,9 @@ def _keys(  # type: ignore[no-untyped-def]
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
-    kv_head = tl.program_id(0).to(tl.int64)  # of all batches
-    first = tl.program_id(1) * BN
+    blocks = tl.cdiv(SK, BN)
+    kv_head = (tl.program_id(0) // blocks).to(tl.int64)  # of all batches
+    first = tl.program_id(0) % blocks * BN
     n = first + tl.arange(0, BN)
     k = load_rows(k_ptr + kv_head * SK * D, n, SK, D, True)
     v = load_rows(v_ptr + kv_head * SK * DV, n, SK, DV, True)
@@ -232,8 +233,9 @@ def _queries(  # type: ignore[no-untyped-def]
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
-    block = tl.num_programs(1) - 1 - tl.program_id(1)
-    head = tl.program_id(0).to(tl.int64)
+    blocks = tl.cdiv(SQ, BM)
+    block = blocks - 1 - tl.program_id(0) % blocks
+    head = (tl.program_id(0) // blocks).to(tl.int64)
     m = block * BM + tl.arange(0, BM)
     q = load_rows(q_ptr + head * SQ * D, m, SQ, D, True)
     dout = load_rows(dout_ptr + head * SQ * DV, m, SQ, DV, True)
@@ -290,8 +292,8 @@ def backward(
     given = (q_BHSD, k_BHSD, v_BHSD, dout_BHSD, lse_BHS, delta_BHS)
     sizes = (1 / math.sqrt(d) if scale is None else scale, h // hkv, sq, sk, window or 0)
     blocks = {"D": d, "DV": dv, "BD": power_of_2(d, 16), "CAUSAL": causal, "WINDOWED": window is not None}
-    _keys[lambda config: (b * hkv, triton.cdiv(sk, config["BN"]))](
+    _keys[lambda config: (b * hkv * triton.cdiv(sk, config["BN"]),)](
         *given, dk, dv_BHSD, *sizes, BDV=power_of_2(dv, 16), **blocks
     )
-    _queries[lambda config: (b * h, triton.cdiv(sq, config["BM"]))](*given, dq, *sizes, **blocks)
+    _queries[lambda config: (b * h * triton.cdiv(sq, config["BM"]),)](*given, dq, *sizes, **blocks)
     return dq, dk, dv_BHSD

@@ -16,8 +16,8 @@ OUTPUTS: dict[torch.dtype, tuple[torch.dtype, ...]] = {
     torch.float8_e4m3fn: (torch.bfloat16, torch.float16, torch.float32),
     torch.int8: (torch.int32,),
 }
-# compute capability from which NVIDIA's tensor cores take the dtype
-CAPABILITY = {torch.bfloat16: (8, 0), torch.float8_e4m3fn: (8, 9)}
+# compute capability from which Triton multiplies the dtype on NVIDIA's tensor cores
+CAPABILITY = {torch.bfloat16: (8, 0), torch.int8: (8, 0), torch.float8_e4m3fn: (8, 9)}
 
 # BM, BN, BK, warps, stages. Shared memory is (stages - 1)·(BM + BN)·BK·itemsize, and from Hopper on one stage more: a
 # consumer card takes the tiles up to 96 KiB.
@@ -126,11 +126,7 @@ def _check(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
         raise ValueError(f"b must have as many rows as a has columns; a is {tuple(a.shape)}, b {tuple(b.shape)}")
     check("b", b if b.is_contiguous() else b.t(), dtypes=(a.dtype,), like=("a", a))
     if a.device.type == "cuda" and torch.version.hip is None:
-        needed, found = CAPABILITY.get(a.dtype, (0, 0)), torch.cuda.get_device_capability(a.device)
-        if found < needed:
-            raise ValueError(
-                f"{names([a.dtype])} needs compute capability {needed[0]}.{needed[1]}; {a.device} has {found[0]}.{found[1]}"
-            )
+        check_capability(a.dtype, torch.cuda.get_device_capability(a.device))
     allowed = OUTPUTS[a.dtype]
     out_dtype = out_dtype or allowed[0]
     if out_dtype not in allowed:
@@ -138,6 +134,15 @@ def _check(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
             f"the product of {names([a.dtype])} must be one of {names(allowed)}; out_dtype is {names([out_dtype])}"
         )
     return out_dtype
+
+
+def check_capability(dtype: torch.dtype, found: tuple[int, int]) -> None:
+    """ValueError when an NVIDIA GPU of the compute capability `found` does not multiply the dtype."""
+    needed = CAPABILITY.get(dtype, (0, 0))
+    if found < needed:
+        raise ValueError(
+            f"{names([dtype])} needs compute capability {needed[0]}.{needed[1]}; this GPU has {found[0]}.{found[1]}"
+        )
 
 
 def reference(a_MK: Tensor, b_KN: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:

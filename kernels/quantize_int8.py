@@ -43,8 +43,9 @@ def _quantize(x_ptr, q_ptr, scale_ptr, N, BLOCK: tl.constexpr, WHOLE: tl.constex
 @triton.autotune(configs=configs(ELEMENTWISE, {"BLOCK": 64}), key=["N"])
 @triton.jit
 def _dequantize(q_ptr, scale_ptr, x_ptr, N, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    row = tl.program_id(0).to(tl.int64)
-    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    blocks = tl.cdiv(N, BLOCK)
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    n = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     q = tl.load(q_ptr + row * N + n, mask=n < N, other=0)
     x = q.to(tl.float32) * tl.load(scale_ptr + row)
     tl.store(x_ptr + row * N + n, narrow(x, x_ptr.dtype.element_ty), mask=n < N)
@@ -76,7 +77,7 @@ def dequantize_int8(q_MN: Tensor, scale_M: Tensor, dtype: torch.dtype = torch.bf
     x_MN = torch.empty((m, n), dtype=dtype, device=q_MN.device)
     check("the result", x_MN, dtypes=DTYPES)
     if x_MN.numel():
-        _dequantize[lambda config: (m, triton.cdiv(n, config["BLOCK"]))](q_MN, scale_M, x_MN, n)
+        _dequantize[lambda config: (m * triton.cdiv(n, config["BLOCK"]),)](q_MN, scale_M, x_MN, n)
     return x_MN
 
 

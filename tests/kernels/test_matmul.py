@@ -41,6 +41,7 @@ def test_a_product_of_floats_is_as_accurate_as_pytorchs(m, n, k, dtype, transpos
 @pytest.mark.parametrize("transposed", [False, True], ids=["row", "column"])
 @pytest.mark.parametrize(("m", "n", "k"), SHAPES)
 def test_a_product_of_int8_is_exact(m, n, k, transposed, device):
+    skip_unless_supported(torch.int8, device)
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randint(-128, 128, s, generator=generator, dtype=torch.int8) for s in ((m, k), (k, n)))
     b = b.t().contiguous().t() if transposed else b
@@ -50,6 +51,7 @@ def test_a_product_of_int8_is_exact(m, n, k, transposed, device):
 
 
 def test_the_largest_int8_products_do_not_overflow(device):
+    skip_unless_supported(torch.int8, device)
     a = torch.full((2, 1000), -128, dtype=torch.int8, device=device)
     assert (kernel.matmul(a, a.t()) == 1000 * 2**14).all()
 
@@ -87,6 +89,13 @@ def test_operands_that_do_not_fit_are_refused(a, b, out, message, device):
 def test_operands_on_two_devices_are_refused(device):
     with pytest.raises(ValueError, match=r"b must be on .*, where a is; it is on meta"):
         kernel.matmul(torch.zeros(3, 4, device=device).half(), torch.zeros(4, 5, device="meta").half())
+
+
+def test_a_gpu_too_old_for_the_dtype_is_refused():
+    with pytest.raises(ValueError, match=r"float8_e4m3fn needs compute capability 8\.9; this GPU has 8\.6"):
+        kernel.check_capability(torch.float8_e4m3fn, (8, 6))
+    kernel.check_capability(torch.float8_e4m3fn, (8, 9))
+    kernel.check_capability(torch.float16, (7, 0))
 
 
 def test_it_counts_two_flops_a_product_and_each_byte_once():
