@@ -100,6 +100,9 @@ class Fields:
         """A whole number of features, heads, layers or tokens, from `low` to `high`."""
         allowed = f"it must be a whole number from {low} to {high}"
         key, value = self._take(keys)
+        given = {name: self.data[name] for name in keys if self.data.get(name) is not None}
+        if any(other != value for other in given.values()):
+            raise InputError(f"{', '.join(map(self.name, given))} name the same size and must agree", self.name(key))
         if value is None:
             return int(self._default(key, default, allowed))
         if isinstance(value, float) and value.is_integer():

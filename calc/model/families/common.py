@@ -40,6 +40,13 @@ def heads(fields: Fields, kv_default: int | None = None) -> tuple[int, int, int]
     return count, kv, head_dim
 
 
+def whole_heads(fields: Fields) -> tuple[int, int, int]:
+    """The same where the class knows neither KV heads nor a head size: whatever the config says of them is not read."""
+    count = fields.size("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
+    fields.divides("num_attention_heads", count, "hidden_size", hidden(fields))
+    return count, count, hidden(fields) // count
+
+
 def attention(
     fields: Fields,
     qk_norm: str = "",
@@ -251,7 +258,7 @@ def assemble(
         architecture="",
         hidden_size=h.size,
         vocab_size=vocab.size,
-        max_position_embeddings=fields.size_or_none(*CONTEXT) or 0,
+        max_position_embeddings=next(filter(None, [fields.size_or_none(key) for key in CONTEXT]), 0),
         layers=layers,
         embeddings=(table, *embeddings),
         final_norm=None if no_final_norm else final_norm or Norm("weight", h),

@@ -109,8 +109,10 @@ def deepseek_v4(fields: Fields) -> ModelSpec:
     streams = fields.size("hc_mult", default=4, high=64)
     if (shared := fields.size("n_shared_experts", default=1, low=0)) != 1:
         raise InputError.of("n_shared_experts", shared, "the class builds exactly one")
-    one = mlp(fields, "moe_intermediate_size", letter="f_s", bias=fields.flag("mlp_bias", default=False))
-    feed_forward = moe(fields, shared=one)
+    one = mlp(
+        fields, "moe_intermediate_size", "intermediate_size", letter="f_s", bias=fields.flag("mlp_bias", default=False)
+    )
+    feed_forward = moe(fields, width=("moe_intermediate_size", "intermediate_size"), shared=one)
     present = list(dict.fromkeys(kinds))
     layers = tuple(
         Layer(kind, _mixer(fields, kind), feed_forward, norms(fields, style="wide"), extra=_streams(fields, streams))

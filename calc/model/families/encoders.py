@@ -12,11 +12,11 @@ from calc.model.families.common import (
     assemble,
     attention,
     dropouts,
-    heads,
     hidden,
     mlp,
     position_table,
     uniform,
+    whole_heads,
 )
 from calc.model.fields import Fields
 from calc.model.spec import Layer, ModelSpec
@@ -62,7 +62,8 @@ def bert(traits: Traits) -> Callable[[Fields], ModelSpec]:
         h = dim("h", hidden(fields))
         causal = fields.flag("is_decoder", default=False)
         letters = "qkvo" if not fields.has("use_bias") or fields.flag("use_bias", default=True) else "o"  # BigBird
-        mixer = attention(fields, bias=letters, modules=_MODULES, causal=causal, rotary=traits.rotary)
+        sizes = whole_heads(fields)
+        mixer = attention(fields, sizes=sizes, bias=letters, modules=_MODULES, causal=causal, rotary=traits.rotary)
         feed_forward = mlp(fields, gated=False, bias=True, modules=("", "dense", "dense"))
         names = ("input_norm", "post_attention_norm") if traits.pre_norm else ("attention_norm", "output_norm")
         layer = Layer("layer", mixer, feed_forward, tuple(Norm(name, h, **LAYER_NORM) for name in names))
@@ -100,7 +101,7 @@ def _embeddings(fields: Fields, traits: Traits) -> tuple[Weight, ...]:
     found = []
     if traits.rotary:  # RoFormer keeps its table of sines, one head wide
         rows = dim("s_{max}", fields.size("max_position_embeddings"))
-        found.append(Weight("position", (rows, dim("d", heads(fields)[2]))))
+        found.append(Weight("position", (rows, dim("d", whole_heads(fields)[2]))))
     elif traits.positions:
         found.append(position_table(fields, width=h.size))
     if traits.token_types:

@@ -24,6 +24,7 @@ from calc.model.spec import Layer, ModelSpec, Stack
 from calc.model.weights import Norm, Part, Split, Weight, dim, linear
 
 _WIDE = {"style": "wide"}
+_LISTED = {"head_dim", "num_key_value_heads"}
 _NORMS = ("input_norm", "post_attention_norm", "pre_feedforward_norm", "post_feedforward_norm")
 _EXPERT_NORMS = ("post_feedforward_norm_1", "post_feedforward_norm_2", "pre_feedforward_norm_2")
 
@@ -32,8 +33,7 @@ def _mixer(fields: Fields, full: bool, window: int, shares: bool) -> Attention:
     count, kv, head_dim = heads(fields)
     same = fields.flag("attention_k_eq_v", default=False)
     if full:
-        head_dim = fields.size("global_head_dim", default=512)
-        kv = (fields.size_or_none("num_global_key_value_heads") if same else None) or kv
+        head_dim, kv = _global_heads(fields, kv, same)
         if count % kv:
             raise InputError.of("num_global_key_value_heads", kv, f"it must divide num_attention_heads ({count})")
     fields.ignore("num_global_key_value_heads")
@@ -50,6 +50,36 @@ def _mixer(fields: Fields, full: bool, window: int, shares: bool) -> Attention:
         key_is_value=same and full,
         causal=fields.data.get("use_bidirectional_attention") != "all",
     )
+
+
+def _global_heads(fields: Fields, kv: int, same: bool) -> tuple[int, int]:
+    """The head size and KV heads of layers that see all tokens: from `per_layer_config` where it is given, which the class itself
+    writes, else from the fields of their own."""
+    listed = fields.data.get("per_layer_config")
+    if listed is None:
+        own = fields.size_or_none("num_global_key_value_heads") if same else None
+        return fields.size("global_head_dim", default=512), own or kv
+    fields.ignore("global_head_dim", "per_layer_config")
+    full = {at for at, kind in enumerate(full_or_sliding(fields, 6)[0]) if kind == "full"} | {num_layers(fields) - 1}
+    named = isinstance(listed, dict) and all(str(key).isascii() and str(key).isdecimal() for key in listed)
+    if not isinstance(listed, dict) or not named or {int(str(key)[:9]) for key in listed} != full:
+        raise InputError.of("per_layer_config", listed, "it must give the layers that see all tokens, and no others")
+    rows = [*listed.values()]
+    if any(row != rows[0] for row in rows) or not isinstance(rows[0], dict) or not {*rows[0]} <= _LISTED:
+        raise InputError.of(
+            "per_layer_config", rows[0], f"each layer must give the same {' and '.join(sorted(_LISTED))}"
+        )
+    row = Fields(rows[0], "per_layer_config.")
+    return row.size("head_dim", default=heads(fields)[2]), row.size("num_key_value_heads", default=kv)
+
+
+def unified(fields: Fields) -> ModelSpec:
+    """Gemma 4 Unified: the same without experts or inputs by layer."""
+    for key in ("hidden_size_per_layer_input", "enable_moe_block"):
+        if fields.data.get(key):
+            raise InputError.of(key, fields.data[key], "this class builds none")
+        fields.ignore(key)
+    return gemma4(fields)
 
 
 def _feed_forward(fields: Fields, double: bool) -> tuple[FeedForward, tuple[str, ...]]:
@@ -124,5 +154,5 @@ def gemma4(fields: Fields) -> ModelSpec:
 
 FAMILIES = {
     "Gemma4ForCausalLM": Family(gemma4, "gemma4"),
-    "Gemma4UnifiedForCausalLM": Family(gemma4, "gemma4_unified"),
+    "Gemma4UnifiedForCausalLM": Family(unified, "gemma4_unified"),
 }

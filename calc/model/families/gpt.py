@@ -12,13 +12,13 @@ from calc.model.families.common import (
     attention,
     bias,
     dropouts,
-    heads,
     hidden,
     mlp,
     norms,
     num_layers,
     position_table,
     uniform,
+    whole_heads,
 )
 from calc.model.fields import Fields
 from calc.model.mixers import Attention
@@ -42,15 +42,14 @@ def final(fields: Fields, **traits: Any) -> Norm:
 
 def plain_mlp(fields: Fields, up: str, down: str, *keys: str, has_bias: bool = True, **traits: Any) -> Any:
     """down(act(up(x))); its width is 4 h where the config gives none."""
-    keys = keys or ("n_inner", "intermediate_size")
-    width = fields.size_or_none(*keys) or 4 * hidden(fields)
+    width = traits.pop("width", 0) or fields.size_or_none(*keys) or 4 * hidden(fields)
     return mlp(fields, width=width, gated=False, bias=has_bias, modules=("", up, down), **traits)
 
 
 def _gpt2_like(fields: Fields, kv_heads: int | None, **model: Any) -> ModelSpec:
     if fields.flag("add_cross_attention", default=False):
         raise InputError.of("add_cross_attention", True, "only false is understood for this class")
-    count, _, head_dim = heads(fields)
+    count, _, head_dim = whole_heads(fields)
     mixer = attention(
         fields,
         sizes=(count, kv_heads or count, head_dim),
@@ -81,7 +80,7 @@ def gpt1(fields: Fields) -> ModelSpec:
 
 def ctrl(fields: Fields) -> ModelSpec:
     """CTRL: sines for positions, norms before each half, and a bias on the head."""
-    mixer = attention(fields, bias="qkvo", modules=("Wq", "Wk", "Wv", "dense"), rotary=False)
+    mixer = attention(fields, sizes=whole_heads(fields), bias="qkvo", modules=("Wq", "Wk", "Wv", "dense"), rotary=False)
     feed_forward = mlp(fields, "dff", gated=False, bias=True, activation="relu", modules=("", "0", "2"))
     layer = Layer("layer", mixer, feed_forward, layer_norms(fields, *PRE))
     places = {"residual": "resid_pdrop", "embedding": "embd_pdrop"}
@@ -104,7 +103,7 @@ def bigcode(fields: Fields) -> ModelSpec:
 def gptj(fields: Fields) -> ModelSpec:
     """GPT-J and CodeGen: attention without bias and MLP with bias, side by side on one norm; the head has a bias."""
     fields.ignore("rotary")
-    mixer = attention(fields, modules=("q_proj", "k_proj", "v_proj", "out_proj"))
+    mixer = attention(fields, sizes=whole_heads(fields), modules=("q_proj", "k_proj", "v_proj", "out_proj"))
     feed_forward = plain_mlp(fields, "fc_in", "fc_out", "n_inner")
     layer = Layer("layer", mixer, feed_forward, layer_norms(fields, "input_norm"), parallel=True)
     return assemble(
@@ -125,7 +124,12 @@ def gpt_neo(fields: Fields) -> ModelSpec:
     def layer(kind: str) -> Layer:
         width = size if kind == "local" else 0
         mixer = attention(
-            fields, bias="o", window=width, rotary=False, modules=("q_proj", "k_proj", "v_proj", "out_proj")
+            fields,
+            sizes=whole_heads(fields),
+            bias="o",
+            window=width,
+            rotary=False,
+            modules=("q_proj", "k_proj", "v_proj", "out_proj"),
         )
         return Layer({"local": "sliding", "global": "full"}[kind], mixer, feed_forward, layer_norms(fields, *PRE))
 
@@ -165,7 +169,7 @@ def _neo_kinds(fields: Fields) -> list[str]:
 
 def gpt_neox(fields: Fields) -> ModelSpec:
     """GPT-NeoX and Pythia."""
-    mixer = attention(fields, bias=bias(fields, default=True), modules=QKV)
+    mixer = attention(fields, sizes=whole_heads(fields), bias=bias(fields, default=True), modules=QKV)
     feed_forward = plain_mlp(fields, "dense_h_to_4h", "dense_4h_to_h", "intermediate_size")
     parallel = fields.flag("use_parallel_residual", default=True)
     layer = Layer("layer", mixer, feed_forward, layer_norms(fields, *PRE), parallel=parallel)
@@ -178,7 +182,12 @@ def gpt_neox_japanese(fields: Fields) -> ModelSpec:
     feed_forward = mlp(fields, width=width, gated=False, modules=("", "dense_h_to_4h", "dense_4h_to_h"))
     extra = (Weight("output_bias", (dim("h", hidden(fields)),)),)
     plain, last = (
-        Layer(name, attention(fields, modules=QKV, extra=weights), feed_forward, layer_norms(fields, *PRE))
+        Layer(
+            name,
+            attention(fields, sizes=whole_heads(fields), modules=QKV, extra=weights),
+            feed_forward,
+            layer_norms(fields, *PRE),
+        )
         for name, weights in (("layer", ()), ("last", extra))
     )
     count = num_layers(fields)
@@ -193,8 +202,8 @@ def gpt_neox_japanese(fields: Fields) -> ModelSpec:
 
 def bloom(fields: Fields) -> ModelSpec:
     """BLOOM: ALiBi instead of positions, and a norm on the embedding."""
-    mixer = attention(fields, bias="qkvo", modules=QKV, rotary=False)
-    feed_forward = plain_mlp(fields, "dense_h_to_4h", "dense_4h_to_h", "n_inner", activation="gelu")
+    mixer = attention(fields, sizes=whole_heads(fields), bias="qkvo", modules=QKV, rotary=False)
+    feed_forward = plain_mlp(fields, "dense_h_to_4h", "dense_4h_to_h", width=4 * hidden(fields), activation="gelu")
     layer = Layer("layer", mixer, feed_forward, layer_norms(fields, *PRE))
     fields.ignore("apply_residual_connection_post_layernorm", "slow_but_exact", "unk_token_id", "offset_alibi")
     embedding_norm = Norm("norm", dim("h", hidden(fields)), **LAYER_NORM)
@@ -210,7 +219,7 @@ def bloom(fields: Fields) -> ModelSpec:
 
 def falcon(fields: Fields) -> ModelSpec:
     """Falcon 7B (one KV head), 40B and 180B (grouped heads, two norms side by side) and the RW models (ALiBi)."""
-    count, _, head_dim = heads(fields)
+    count, _, head_dim = whole_heads(fields)
     grouped = fields.flag("new_decoder_architecture", default=False)
     one = fields.flag("multi_query", default=True)
     kv = (fields.size_or_none("num_kv_heads", "n_head_kv") or count) if grouped or not one else 1
@@ -240,7 +249,7 @@ def mpt(fields: Fields) -> ModelSpec:
         "attn_config", "learned_pos_emb", "expansion_ratio", "init_device", "logit_scale", "embedding_fraction"
     )
     fields.ignore("norm_type", "verbose", "init_config", "tokenizer_name")
-    mixer = attention(fields, modules=("Wqkv", "Wqkv", "Wqkv", "out_proj"), rotary=False)
+    mixer = attention(fields, sizes=whole_heads(fields), modules=("Wqkv", "Wqkv", "Wqkv", "out_proj"), rotary=False)
     feed_forward = mlp(
         fields, width=4 * hidden(fields), gated=False, activation="gelu", modules=("", "up_proj", "down_proj")
     )

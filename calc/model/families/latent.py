@@ -52,6 +52,12 @@ def deepseek(fields: Fields) -> ModelSpec:
     return prediction.with_prediction(spec, prediction.count(fields), copies=True)
 
 
+def glm4_lite(fields: Fields) -> ModelSpec:
+    """GLM-4.7 Flash: V3, whose class takes head_dim for the rotary part."""
+    fields.size("qk_rope_head_dim", "head_dim")
+    return deepseek(fields)
+
+
 def deepseek_v2(fields: Fields) -> ModelSpec:
     """DeepSeek-V2, whose class alone reads `mlp_bias`."""
     has_bias = fields.flag("mlp_bias", default=False)
@@ -144,7 +150,7 @@ FAMILIES = {
     "DeepseekV3ForCausalLM": Family(deepseek, "deepseek_v3"),
     "DeepseekV32ForCausalLM": Family(deepseek_v32, "deepseek_v32"),
     "GlmMoeDsaForCausalLM": Family(glm_moe_dsa, "glm_moe_dsa"),
-    "Glm4MoeLiteForCausalLM": Family(deepseek, "glm4_moe_lite"),
+    "Glm4MoeLiteForCausalLM": Family(glm4_lite, "glm4_moe_lite"),
     "AXK1ForCausalLM": Family(axk1, "axk1"),
     "YoutuForCausalLM": Family(youtu, "youtu"),
     "MiniCPM3ForCausalLM": Family(minicpm3, "minicpm3"),

@@ -153,6 +153,19 @@ def test_what_is_not_a_config_is_refused_in_one_line(text):
         from_config(parse_config(text))
 
 
+def test_two_names_of_one_size_that_disagree_are_refused():
+    config = load_config("mixtral-8x7b-v0.1") | {"num_experts": 4}
+    with pytest.raises(InputError, match="must agree"):
+        from_config(config)
+
+
+@pytest.mark.parametrize("name", ["pythia-1b", "gpt-j-6b", "gpt2"])
+def test_a_field_that_the_class_does_not_know_changes_no_count(name):
+    config = load_config(name)
+    plain = parameters(from_config(config)).total
+    assert parameters(from_config(config | {"num_key_value_heads": 1, "head_dim": 24})).total == plain
+
+
 def test_sizes_that_make_a_model_are_never_assumed():
     for missing in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
         config = load_config("llama-2-7b")
