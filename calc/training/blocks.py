@@ -156,8 +156,12 @@ def _own(events: list[int]) -> tuple[int, ...]:
 
 
 def recomputed(kept: Block, whole: Block) -> Block:
-    """A block under activation checkpointing: it keeps its input, and runs forward again before its backward."""
-    again = (*whole.forward, *((~whole.output,) if whole.output_gradient >= 0 else ()))
+    """A block under activation checkpointing: it keeps its input, and runs forward again before its backward.
+
+    The hooks of what it saves hold its input until its last operator has run backward (torch/utils/checkpoint.py).
+    """
+    again = (*whole.forward, *((~whole.output,) if whole.output_gradient >= 0 else ()), *whole.backward)
+    backward = (*(event for event in again if event != ~0), ~0)
     return Block(
-        whole.name, whole.storages, kept.forward, (*again, *whole.backward), (0,), whole.output, whole.output_gradient, whole.input_gradient
+        whole.name, whole.storages, kept.forward, backward, (0,), whole.output, whole.output_gradient, whole.input_gradient
     )  # fmt: skip
