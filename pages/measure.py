@@ -25,8 +25,14 @@ def render() -> None:
             measured.machine()
             _ask()
     measured.live()
+    records = Records()
     with complaints():
-        measured.history(Records())
+        measured.roofs(records)
+        measured.comparison(records)
+        measured.history(records)
+    if not measuring.refusal(st.context.headers, st.context.ip_address):
+        with complaints():
+            measured.take(records)
 
 
 def _ask() -> None:

@@ -38,6 +38,7 @@ LOOKS = {
     "gpu_tflops": Look("Peak (TFLOP/s)", step=10),
     "gpu_GBps": Look("Memory bandwidth (GB/s)", step=10),
     "compare": Look("Compare with a second scenario"),
+    "calibrated": Look("Use my measurements"),
     "units": Look("Bytes in"),
     "seq": Look("Sequence (tokens)", _SEQUENCE),
     "context": Look("Context (tokens)", _SEQUENCE),

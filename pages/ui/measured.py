@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 
+from calc.imported import compared, imported, machine_of
 from calc.records import Records, as_csv, as_json
+from calc.roofline import rooflines
 from calc.units import show_bytes, show_seconds, show_value
-from pages.ui import measuring
+from pages.ui import measured_charts, measuring, saved
 from pages.ui.measuring import MeasurePlan, Progress
 from pages.ui.text import plain
 
@@ -83,14 +86,28 @@ def result(run: Progress) -> None:
             plain(f"{run.title}: finished on {run.environment['device']}, {len(run.rows)} rows"),
             icon=":material/check:",
         )
+        if run.message:  # what a suite passed over
+            st.caption(plain(run.message))
     else:
         st.warning(plain(f"{run.title}: {run.outcome}. {run.message}"), icon=":material/info:")
     if run.rows:
         _table(run.rows)
+        measured_charts.against(run.rows, f"against {run.key}")
         _download("CSV", run.csv, f"{run.title.replace(', ', '-')}.csv", "text/csv")
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Predicted beside measured, a tab for each workload of a suite."""
+    workloads = list(dict.fromkeys(row["workload"] for row in rows))
+    if len(workloads) == 1:
+        _cases(rows)
+        return
+    for tab, workload in zip(st.tabs(workloads), workloads, strict=True):
+        with tab:
+            _cases([row for row in rows if row["workload"] == workload])
+
+
+def _cases(rows: Sequence[Mapping[str, Any]]) -> None:
     """Predicted beside measured by path, one table for each case; values to read and exact."""
     cases = list(dict.fromkeys(row["case"] for row in rows))
     for tab, case in zip(st.tabs(cases), cases, strict=True):
@@ -124,6 +141,54 @@ def _spread(row: Mapping[str, Any]) -> str:
     return "" if row["p20"] is None else f"{row['p20']:,.4g} to {row['p80']:,.4g}"
 
 
+def roofs(records: Records) -> None:
+    """The roofline of each machine that has a kernel on it."""
+    found = {each.machine: each for each in rooflines(saved.rows(records))}
+    if not found:
+        return
+    with st.expander("Roofline", icon=":material/roofing:"):
+        name = st.selectbox("Machine", list(found), index=len(found) - 1)
+        measured_charts.roofline(found[name], "roofline")
+        st.caption(
+            "A kernel's place: FLOPs a byte by its formulas, FLOP/s as measured (median, the newest run). What a cache holds can "
+            "stand above the memory's roof."
+        )
+
+
+def comparison(records: Records) -> None:
+    """The newest results of two machines side by side, this one's or imported."""
+    rows = saved.rows(records)
+    machines = list(dict.fromkeys(machine_of(row["environment"]) for row in rows))
+    if len(machines) < 2:
+        return
+    with st.expander("Compare two machines", icon=":material/compare_arrows:"):
+        with st.container(horizontal=True):
+            first = st.selectbox("First machine", machines)
+            second = st.selectbox("Second machine", machines, index=len(machines) - 1)
+        st.dataframe(
+            pd.DataFrame(compared(rows, first, second)).drop(columns=["first_machine", "second_machine"]),
+            hide_index=True,
+        )
+        st.code(
+            shlex.join(("python", "-m", "measure", "results", "--compare", first, second)),
+            language="bash",
+            wrap_lines=True,
+        )
+
+
+def take(records: Records) -> None:
+    """A file of someone else's results, taken in once the button is pressed."""
+    file = st.file_uploader(
+        "Someone else's results",
+        ("csv", "json"),
+        help="The CSV or JSON that this page or `python -m measure results` gives.",
+    )
+    if file and st.button("Take them in", icon=":material/upload:"):
+        runs = imported(file.getvalue(), file.name)
+        count = records.take(runs)
+        st.success(plain(f"{count:,} rows of {len(runs):,} runs were taken in, from {file.name}."))
+
+
 def history(records: Records) -> None:
     """What was measured before, by any program of this user, to read and to take home."""
     with st.expander("Measured before", icon=":material/history:"):
@@ -136,15 +201,15 @@ def history(records: Records) -> None:
                 {
                     "Started": [run.started.replace("T", " ").removesuffix("+00:00") + " UTC" for run in known],
                     "Workload": [run.workload for run in known],
-                    "Device": [run.environment.get("device", "") for run in known],
+                    "Machine": [machine_of(run.environment) for run in known],
                     "Ended": [run.outcome or "not known" for run in known],
                 }
             ),
             hide_index=True,
         )
         with st.container(horizontal=True):
-            _download("All as CSV", lambda: as_csv(records.rows()), "measured.csv", "text/csv")
-            _download("All as JSON", lambda: as_json(records.rows()), "measured.json", "application/json")
+            _download("All as CSV", lambda: as_csv(saved.rows(records)), "measured.csv", "text/csv")
+            _download("All as JSON", lambda: as_json(saved.rows(records)), "measured.json", "application/json")
         st.caption(plain(f"Kept in {records.path}"))
 
 

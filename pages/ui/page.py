@@ -13,9 +13,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from streamlit.navigation.page import Page
 
+from calc.calibration import Calibrated, calibrated
 from calc.commands import COMMANDS, command_line
 from calc.errors import InputError, validated
-from pages.ui import scenario, share, views
+from pages.ui import saved, scenario, share, views
 from pages.ui.fields import Fields, Groups, ask_folded, ask_open, fields_of, means_the_same
 from pages.ui.scenario import Missing, Side, Subject, View
 from pages.ui.text import plain
@@ -47,6 +48,13 @@ class Question:
         return command.answer(
             plan, side.spec() if command.takes_model else None, side.gpu() if command.takes_gpu else None
         )
+
+    def with_measured(self, side: Side, plan: BaseModel) -> tuple[BaseModel, tuple[str, ...]]:
+        """The plan with what was measured on the scenario's GPU, when the sidebar asks for it; and where each figure is from."""
+        at = scenario.view().calibrated
+        if at == "off" or not COMMANDS[self.command].takes_gpu:
+            return plan, ()
+        return calibrated(plan, saved.calibration_of(side.gpu()), at)
 
 
 def show(question: Question) -> None:
@@ -95,16 +103,20 @@ def _answer(question: Question, side: Side, options: Mapping[str, Any]) -> None:
         st.markdown(f"##### {_title(side, command.takes_gpu)}")
     top = st.container()
     plan = validated(command.plan, {**options, **ask_open(command.plan.model_fields, question.groups, side.prefix)})
-    answer = question.ask(side, plan)
+    filled, notes = question.with_measured(side, plan)
+    answer = question.ask(side, filled)
     with top:
         _verdict(question, answer, numbers)
         views.headline(question.headline(answer, numbers))
+        views.calibration(notes)
     question.charts(answer, numbers, side.prefix)
     views.table(answer.breakdown, numbers)
     views.formulas(answer.breakdown, numbers, side.prefix)
-    views.downloads(answer, command.name, side.prefix)
+    views.downloads(Calibrated(answer, notes) if notes else answer, command.name, side.prefix)
     st.caption("The same on the command line:")
-    st.code(command_line(command, plan, side.model_argument(), side.gpu_flags()), language="bash", wrap_lines=True)
+    words = command_line(command, plan, side.model_argument(), side.gpu_flags())
+    words += f" --calibrated {scenario.view().calibrated}" if notes else ""
+    st.code(words, language="bash", wrap_lines=True)
     views.remarks(answer)
 
 
@@ -143,9 +155,11 @@ def _cards(side: Side, pages: Sequence[ModuleType], values: Mapping[str, Any], a
         carried = {name: field for name, field in plan.model_fields.items() if means_the_same(name, field, asked)}
         with st.container(border=True), complaints():
             st.page_link(page_of(page), label=f"**{page.TITLE}** →", query_params=share.changed(_asked(carried)))
-            answer = question.ask(side, validated(plan, {name: values[name] for name in carried}))
+            filled, notes = question.with_measured(side, validated(plan, {name: values[name] for name in carried}))
+            answer = question.ask(side, filled)
             _verdict(question, answer, numbers)
             views.headline(question.headline(answer, numbers)[:_FIGURES], in_card=True)
+            views.calibration(notes)
 
 
 def page_of(page: ModuleType, default: bool = False) -> Page:

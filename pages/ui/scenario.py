@@ -43,6 +43,11 @@ class View(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     compare: bool = Field(False, description="A second model, GPU and plan beside the first.")
+    calibrated: Literal["off", "point", "bound"] = Field(
+        "off",
+        description="Put what was measured or imported for this GPU in place of what is assumed: the median, or the careful end. "
+        "Only fields that are left at their default change, and the page says where each figure is from.",
+    )
     units: Literal["GiB", "GB"] = Field("GiB", description="GiB is 2³⁰ bytes, GB is 10⁹. Downloads carry exact bytes.")
 
 

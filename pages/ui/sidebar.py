@@ -1,4 +1,4 @@
-"""The sidebar that all pages share: model and GPU, the second scenario, units."""
+"""The sidebar that all pages share: model and GPU, the second scenario, measured figures, units."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def draw() -> None:
         if ask("compare", View.model_fields["compare"], width="stretch"):
             st.markdown("**Second scenario**")
             _subject(SECOND)
-        ask("units", View.model_fields["units"], width="stretch")
+        for name in ("calibrated", "units"):
+            ask(name, View.model_fields[name], width="stretch")
 
 
 def _subject(prefix: str) -> None:

@@ -202,6 +202,12 @@ def downloads(answer: Answer, name: str, key: str) -> None:
         )
 
 
+def calibration(notes: Sequence[str]) -> None:
+    """What of the answer was measured, and where."""
+    if notes:
+        st.caption("".join(f"\n- {plain(note)}" for note in notes))
+
+
 def remarks(answer: Answer) -> None:
     """What was taken for granted, what was not read, what to know."""
     data = answer.as_json()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from calc.records import Records, as_csv
+from calc.records import Measured, Records, as_csv
 from tests.pages.server import PATIENCE, open_page, serve, settled
 
 pytestmark = [pytest.mark.browser, pytest.mark.torch]
@@ -59,6 +59,7 @@ def test_a_run_is_pressed_watched_and_taken_home(page, server, data):
     press_run(page)
     page.wait_for_selector("text=finished on", timeout=RUN_PATIENCE)
     settled(page)
+    assert page.get_by_text("Measured against predicted").count() == 1
     assert page.get_by_role("tab").all_inner_texts()[:3] == ["small, fp32", "small, amp", "small, pure-bf16"]
     with page.expect_download() as download:
         page.get_by_role("button", name="CSV", exact=True).click()
@@ -78,6 +79,31 @@ def test_what_was_measured_before_can_be_taken_home(page, data):
     assert Path(download.value.path()).read_text(encoding="utf-8") == as_csv(Records(data / "results.sqlite3").rows())
 
 
+def test_the_roofline_of_a_machine_is_drawn(page, data):
+    records = Records(data / "results.sqlite3")
+    records.begin("theirs", "matmul-rate", {}, {"device": "NVIDIA A100-SXM4-80GB", "catalogue": "a100-sxm-80gb"})
+    records.add("theirs", Measured("8192", "rate/bf16/torch", 312.0, 250.0, "TFLOP/s", 249.0, 251.0))
+    records.add("theirs", Measured("8192", "intensity/bf16/torch", 2730.0, None, "FLOP/B"))
+    page.reload()
+    page.get_by_text("Roofline", exact=True).click(timeout=RUN_PATIENCE)
+    page.wait_for_selector("text=data sheet, 16 bits", timeout=PATIENCE)
+    assert page.get_by_text("matmul-rate, bf16/torch").count() == 1
+
+
+def test_someone_elses_results_are_taken_in_and_stand_beside(page, tmp_path, data):
+    theirs = Records(tmp_path / "theirs.sqlite3")
+    theirs.begin("one", "decoder-states", {}, {"device": "a machine far away"})
+    theirs.add("one", Measured("small, fp32", "parameters/head/weight", 4, 4, "bytes"))
+    (tmp_path / "lab.csv").write_text(as_csv(theirs.rows()))
+    page.locator('input[type="file"]').last.set_input_files(tmp_path / "lab.csv")
+    page.get_by_role("button", name="Take them in").click()
+    page.wait_for_selector("text=1 rows of 1 runs were taken in, from lab.csv", timeout=PATIENCE)
+    page.reload()
+    settled(page)
+    page.get_by_text("Compare two machines").click()
+    page.wait_for_selector("text=a machine far away (from lab.csv)", timeout=PATIENCE)
+
+
 def test_a_run_goes_on_without_its_tab_and_can_be_cancelled_from_another(page, browser, server, data):
     press_run(page)
     page.close()
@@ -93,7 +119,9 @@ def test_a_run_goes_on_without_its_tab_and_can_be_cancelled_from_another(page, b
 def test_a_link_restores_what_to_measure(browser, server):
     page = browser.new_page()
     open_page(page, f"{server.url}/measure?workload=memory-bandwidth&size=medium&device=cpu")
-    page.wait_for_selector("text=python -m measure run memory-bandwidth --size medium --device cpu", timeout=RUN_PATIENCE)
+    page.wait_for_selector(
+        "text=python -m measure run memory-bandwidth --size medium --device cpu", timeout=RUN_PATIENCE
+    )
     page.close()
 
 
