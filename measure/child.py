@@ -64,10 +64,11 @@ def teller() -> Tell:
     return tell
 
 
-def die_with_parent() -> None:
-    """Wait for the end of standard input, then end this process's group."""
+def die_with_parent(last: Callable[[], object] = lambda: None) -> None:
+    """Wait for the end of standard input, do the `last` thing, then end this process's group."""
     while os.read(0, 4096):
         pass
+    last()
     os.killpg(0, signal.SIGKILL)
 
 

@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from calc.errors import InputError
 from calc.records import Measured
-from measure.distributed.order import Order
+from measure.distributed.order import FOLDER, Order
 
 if TYPE_CHECKING:
     from measure.workloads import Setting
@@ -90,7 +90,7 @@ def launched(order: Order, ranks: int, tell: Tell, what: str = RANK) -> Iterator
     Whatever happens, no rank is left when this returns; they end by themselves when this process is killed. InputError when a rank
     refuses, MemoryError or RuntimeError when one fails, with what it said.
     """
-    folder = Path(tempfile.mkdtemp(prefix="plumbline-ranks-"))
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER))
     agent = _Agent(replace(order, store=str(folder / "store")), ranks, folder, what)
     failures: dict[str, list[dict[str, Any]]] = {"refused": [], "failed": [], "ended": []}
     try:

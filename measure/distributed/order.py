@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from typing import Final
+
+FOLDER: Final = "plumbline-ranks-"  # how the name of a run's temporary folder begins
 
 
 @dataclass(frozen=True, slots=True)

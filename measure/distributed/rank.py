@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import shutil
 import sys
 import threading
 import traceback
 from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
+from pathlib import Path
 
 from calc.errors import InputError
 from calc.records import Measured
 from measure.child import Tell, die_with_parent, teller
 from measure.distributed import JOBS
-from measure.distributed.order import Order
+from measure.distributed.order import FOLDER, Order
 
 _LONGEST = 3700  # seconds; measure.runner ends a run long before
 
@@ -26,7 +29,7 @@ def main(argv: list[str]) -> int:
     """Run the order's jobs with the other ranks, rank 0 telling as JSON lines: `progress`, `row`; any rank: `failed` or `refused`."""
     order = Order.from_json(argv[0])
     tell = teller()
-    threading.Thread(target=die_with_parent, daemon=True).start()
+    threading.Thread(target=die_with_parent, args=(partial(_sweep, Path(order.store)),), daemon=True).start()
     faulthandler.dump_traceback_later(_LONGEST, exit=True)
     try:
         for row in measured(order, tell):
@@ -59,6 +62,12 @@ def measured(order: Order, tell: Tell) -> Iterator[Measured]:
             for row in import_module(JOBS[name].module).run(group, order.size):
                 if first:
                     yield row
+
+
+def _sweep(store: Path) -> None:
+    """Take away the folder of the run, which is left to the ranks when all those above them are killed."""
+    if store.is_absolute() and store.parent.name.startswith(FOLDER):
+        shutil.rmtree(store.parent, ignore_errors=True)
 
 
 def _guard_memory(order: Order) -> None:

@@ -291,24 +291,29 @@ def all_gone(processes, seconds=10):
     return True
 
 
-def test_ranks_die_with_the_process_that_started_them(tmp_path):
+def test_ranks_die_with_the_process_that_started_them_and_leave_no_file(tmp_path):
+    processes_folder, temporary = tmp_path / "processes", tmp_path / "temporary"
+    processes_folder.mkdir()
+    temporary.mkdir()
     parent = subprocess.Popen(
         [sys.executable, SCRIPT, "parent", "hang"],
-        env={**os.environ, "PIDS": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PIDS": str(processes_folder), "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
     )
     try:
         assert parent.stdout.readline() == "there\n"
-        processes = [int(path.name) for path in tmp_path.iterdir()]
+        processes = [int(path.name) for path in processes_folder.iterdir()]
         assert len(processes) == 3
+        assert len(list(temporary.glob("plumbline-ranks-*"))) == 1
         assert not any(gone(process) for process in processes)
     finally:
         parent.send_signal(signal.SIGKILL)
         parent.wait()
         parent.stdout.close()
     assert all_gone(processes)
+    assert list(temporary.glob("plumbline-ranks-*")) == []
 
 
 def test_a_run_that_is_given_up_leaves_no_process_and_no_file(tmp_path, monkeypatch):
