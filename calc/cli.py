@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from calc.breakdown import to_csv
@@ -35,6 +36,7 @@ _CALIBRATED = ("off", "point", "bound")
 _CALIBRATED_HELP = (
     "use what `python -m measure` found on this GPU: its medians (point) or its careful ends (bound) (default: off)"
 )
+_SUGGEST_HELP = "also say which changes would make it fit, how large it may get, and what a checkpoint takes"
 
 
 class Parser(argparse.ArgumentParser):
@@ -92,9 +94,13 @@ def _answer(command: Command, argv: Sequence[str]) -> str:
     if command.takes_gpu:
         add_gpu_flags(parser)
         parser.add_argument("--calibrated", default="off", metavar="|".join(_CALIBRATED), help=_CALIBRATED_HELP)
+    if command.suggests:
+        parser.add_argument("--suggest", action="store_true", help=_SUGGEST_HELP)
     add_plan_flags(parser, command)
     add_format(parser)
     given = vars(parser.parse_args(argv))
+    if given.get("suggest"):
+        command = replace(command, function=command.suggests)
     plan = validated(command.plan, {key: given[key] for key in command.plan.model_fields if key in given}, flag)
     if command.stored:
         return formatted(command.answer_with_stored(plan, given["MODEL"]), chosen_format(given))
@@ -143,14 +149,22 @@ def formatted(answer: Answer, form: str) -> str:
     unit = answer.breakdown.unit
     parts = [(row.path, f"{row.value:,}", show_value(row.value, unit)) for row in answer.breakdown.rows()]
     header, stored, reasons = _stored(data.get("stored"))
+    fixes = [_fix(row) for row in data.get("fixes", ())]
     remarks = [
         f"{key}: {text}" for key in ("calibration", "assumptions", "notes", "unread") for text in data.get(key, ())
     ]
     if form == "markdown":
         tables = [markdown(("quantity", "value"), summary), markdown(("path", unit, ""), parts)]
+        tables += [markdown(_FIXES, fixes)] if fixes else []
         tables += [markdown(header, stored)] if stored else []
         return "\n\n".join([*tables, "\n".join(f"- {remark}" for remark in reasons + remarks)]).rstrip()
-    tables = [aligned(summary), aligned(parts), aligned(stored, header) if stored else "", "\n".join(reasons)]
+    tables = [
+        aligned(summary),
+        aligned(fixes, _FIXES) if fixes else "",
+        aligned(parts),
+        aligned(stored, header) if stored else "",
+        "\n".join(reasons),
+    ]
     return "\n\n".join(filter(None, [*tables, "\n".join(remarks)]))
 
 
@@ -168,6 +182,16 @@ def _stored(stored: Mapping[str, Any] | None) -> tuple[tuple[str, ...], list[tup
     known = stored["difference"] is not None
     reasons = [f"stored minus the model's count: {stored['difference']:+,}"] if known else []
     return header, rows, [*reasons, *(f"  {reason}" for reason in stored["reasons"])]
+
+
+_FIXES = ("what would make it fit", "needs", "saves", "cost")
+
+
+def _fix(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """A change that makes a step fit, as a row of a table."""
+    costs = [f"{cost['ratio']:.3g}x {cost['quantity']}" if cost["ratio"] else cost["text"] for cost in row["costs"]]
+    needs, saves = (show_value(row[key], "bytes") for key in ("driver_bytes", "saved_bytes"))
+    return row["flags"], needs, saves, "; ".join(costs)
 
 
 def _is_scalar(value: object) -> bool:

@@ -41,6 +41,7 @@ class Command:
     takes_model: bool = True
     takes_gpu: bool = True
     stored: tuple[str, str] | None = None  # module and function that also look at what MODEL's files store
+    suggests: str = ""  # the function that also says what would help, asked for by --suggest
 
     @property
     def plan(self) -> type[BaseModel]:
@@ -76,7 +77,14 @@ _TABLE = (
         takes_gpu=False,
         stored=("calc.stored", "stored_parameters"),
     ),
-    Command("train", "memory of a training step, by device and phase", "calc.training", "TrainingPlan", "train"),
+    Command(
+        "train",
+        "memory of a training step, by device and phase",
+        "calc.training",
+        "TrainingPlan",
+        "train",
+        suggests="train_and_suggest",
+    ),
     Command("serve", "KV cache, weights and what fits when serving", "calc.serving", "ServingPlan", "serve"),
     Command("compute", "FLOPs, training time, cost and energy", "calc.compute", "ComputePlan", "compute"),
     Command(

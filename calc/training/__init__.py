@@ -2,5 +2,6 @@
 
 from calc.training.answer import TrainingAnswer, train
 from calc.training.plan import TrainingPlan
+from calc.training.suggest import Suggested, suggest, train_and_suggest
 
-__all__ = ["TrainingAnswer", "TrainingPlan", "train"]
+__all__ = ["Suggested", "TrainingAnswer", "TrainingPlan", "suggest", "train", "train_and_suggest"]

@@ -1,0 +1,124 @@
+"""Bytes of a checkpoint on disk, and the host memory that loading it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, Final
+
+from calc.breakdown import Breakdown, Component, Formula
+from calc.model.spec import ModelSpec
+from calc.training.largest import changed
+from calc.training.memory import groups_of
+from calc.training.plan import TrainingPlan
+from calc.training.stages import stages
+from calc.training.states import Placed, StateKey, state_components
+from calc.training.tensors import Tensors
+
+NODE = 8  # GPUs of one node, each with its own process
+
+_ONE_DEVICE: Final = {
+    "dp": 1, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "dp_replicate": 1, "zero": 0, "virtual_stages": 1,
+    "sequence_parallel": None, "global_batch": None,
+}  # fmt: skip
+_SAVED_AS: Final = {"fp8": "megatron-bf16"}  # its 8-bit copies are made again from the weights
+
+DISK = Formula(
+    "<w> + <o>",
+    "PyTorch, Saving and loading a general checkpoint: the state_dict of the model and of the optimizer",
+    "https://docs.pytorch.org/tutorials/recipes/recipes/saving_and_loading_a_general_checkpoint.html",
+    (
+        "w: weights in the recipe's format, once (shards of all ranks together); o: optimizer state, master weights included",
+        "gradients, buffers, random states and the step counters (4 bytes a tensor) are not counted",
+    ),
+)
+HOST = Formula(
+    r"<n> \cdot (<c> + <f>)",
+    "PyTorch, torch.load: map_location 'cpu' puts the whole state_dict into host memory before it goes to the GPU",
+    "https://docs.pytorch.org/docs/2.13/generated/torch.load.html",
+    (
+        "n: processes of one node, at most 8; c: the checkpoint; f: frozen weights that come from their own file",
+        "torch.distributed.checkpoint loads each rank's shards alone and needs less",
+    ),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """Exact bytes. With LoRA it holds the adapters alone, and `frozen_bytes` are those of the model that they need."""
+
+    breakdown: Breakdown  # parameters and optimizer, tensor by tensor
+    frozen_bytes: int
+    processes: int  # of one node
+
+    @cached_property
+    def weights_bytes(self) -> int:
+        """A checkpoint of the weights alone."""
+        return self._part("parameters")
+
+    @cached_property
+    def optimizer_bytes(self) -> int:
+        return self._part("optimizer")
+
+    @property
+    def bytes(self) -> int:
+        """A checkpoint to go on training from: weights and optimizer state."""
+        return self.weights_bytes + self.optimizer_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory of one node whose every process loads the whole checkpoint to the CPU first."""
+        return self.processes * (self.bytes + self.frozen_bytes)
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The letters of `DISK` and `HOST`."""
+        return {
+            "w": self.weights_bytes,
+            "o": self.optimizer_bytes,
+            "n": self.processes,
+            "c": self.bytes,
+            "f": self.frozen_bytes,
+        }
+
+    def _part(self, name: str) -> int:
+        return int(sum(part.total for part in self.breakdown.root.children if part.name == name))
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "weights_bytes": self.weights_bytes,
+            "optimizer_bytes": self.optimizer_bytes,
+            "bytes": self.bytes,
+            "frozen_bytes": self.frozen_bytes,
+            "host_bytes": self.host_bytes,
+            "formula": DISK.symbolic(),
+            "source": DISK.source,
+            "host_formula": HOST.symbolic(),
+            "host_source": HOST.source,
+            "assumes": [*DISK.assumes, *HOST.assumes],
+        }
+
+
+def checkpoint(spec: ModelSpec, plan: TrainingPlan) -> Checkpoint:
+    """What a checkpoint of this training holds, whatever the layout: the states of the whole model, once."""
+    recipe = _SAVED_AS.get(plan.recipe, plan.recipe)
+    whole = changed(plan, {**_ONE_DEVICE, "recipe": recipe})
+    groups = groups_of(whole, spec, stages(whole, spec)[0])
+    key = StateKey.of(whole)._replace(granule=1, counters=False)
+    frozen = 0
+    if plan.method == "lora":
+        everything = _weights(groups, key)
+        groups = tuple((_adapters(tensors), count) for tensors, count in groups)
+        frozen = everything - _weights(groups, key)
+    root = Component("", children=state_components(groups, key, ("parameters", "optimizer")))
+    return Checkpoint(Breakdown(root, "bytes"), frozen, min(NODE, plan.gpus))
+
+
+def _weights(groups: tuple[Placed, ...], key: StateKey) -> int:
+    return int(sum(part.total for part in state_components(groups, key, ("parameters",))))
+
+
+@lru_cache(maxsize=256)
+def _adapters(tensors: Tensors) -> Tensors:
+    """The adapters of a group. Cached: a group hashes by identity, and so do the caches behind it."""
+    return Tensors(tensors.path, tuple(tensor for tensor in tensors.tensors if tensor.adapter))
