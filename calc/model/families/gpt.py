@@ -46,7 +46,7 @@ def plain_mlp(fields: Fields, up: str, down: str, *keys: str, has_bias: bool = T
     return mlp(fields, width=width, gated=False, bias=has_bias, modules=("", up, down), **traits)
 
 
-def _gpt2_like(fields: Fields, kv_heads: int | None, **model: Any) -> ModelSpec:
+def _gpt2_like(fields: Fields, kv_heads: int | None, width: int = 0, **model: Any) -> ModelSpec:
     if fields.flag("add_cross_attention", default=False):
         raise InputError.of("add_cross_attention", True, "only false is understood for this class")
     count, _, head_dim = whole_heads(fields)
@@ -57,7 +57,9 @@ def _gpt2_like(fields: Fields, kv_heads: int | None, **model: Any) -> ModelSpec:
         modules=("c_attn", "c_attn", "c_attn", "c_proj"),
         rotary=False,
     )
-    layer = Layer("layer", mixer, plain_mlp(fields, "c_fc", "c_proj", "n_inner"), layer_norms(fields, *PRE))
+    layer = Layer(
+        "layer", mixer, plain_mlp(fields, "c_fc", "c_proj", "n_inner", width=width), layer_norms(fields, *PRE)
+    )
     return assemble(
         fields,
         uniform(fields, layer),
@@ -75,7 +77,7 @@ def gpt2(fields: Fields) -> ModelSpec:
 def gpt1(fields: Fields) -> ModelSpec:
     """The first GPT: norms after each half, and none at the end."""
     fields.ignore("afn")
-    return _gpt2_like(fields, None, no_final_norm=True)
+    return _gpt2_like(fields, None, 4 * hidden(fields), no_final_norm=True)
 
 
 def ctrl(fields: Fields) -> ModelSpec:
@@ -301,7 +303,9 @@ def jais2(fields: Fields) -> ModelSpec:
 
 def persimmon(fields: Fields) -> ModelSpec:
     qk = fields.flag("qk_layernorm", default=True)
-    mixer = attention(fields, "head" if qk else "", norm_traits=LAYER_NORM, bias="qkvo", modules=QKV)
+    mixer = attention(
+        fields, "head" if qk else "", sizes=whole_heads(fields), norm_traits=LAYER_NORM, bias="qkvo", modules=QKV
+    )
     feed_forward = plain_mlp(fields, "dense_h_to_4h", "dense_4h_to_h", "intermediate_size")
     layer = Layer("layer", mixer, feed_forward, layer_norms(fields, *PRE))
     return assemble(fields, uniform(fields, layer), final_norm=final(fields), dropout=dropouts(fields, **_DROPOUT))

@@ -26,7 +26,9 @@ from calc.model.weights import Norm, dim
 
 def mixtral(fields: Fields) -> ModelSpec:
     mixer = attention(fields, window=fields.size_or_none("sliding_window") or 0)
-    layer = Layer("layer", mixer, moe(fields, ("num_local_experts",), ("intermediate_size",)), norms(fields))
+    layer = Layer(
+        "layer", mixer, moe(fields, ("num_local_experts", "num_experts"), ("intermediate_size",)), norms(fields)
+    )
     return assemble(fields, uniform(fields, layer), dropout=dropouts(fields, attention="attention_dropout"))
 
 
@@ -60,7 +62,9 @@ def gpt_oss(fields: Fields) -> ModelSpec:
         mixer = attention(
             fields, bias="qkvo" if fields.flag("attention_bias", default=True) else "", window=width, sinks=True
         )
-        feed_forward = moe(fields, ("num_local_experts",), ("intermediate_size",), router_bias=True, bias=True)
+        feed_forward = moe(
+            fields, ("num_local_experts", "num_experts"), ("intermediate_size",), router_bias=True, bias=True
+        )
         return Layer(kind, mixer, feed_forward, norms(fields, style="wide"))
 
     kinds = {"full": lambda: layer("full", 0), "sliding": lambda: layer("sliding", size)}

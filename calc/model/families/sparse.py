@@ -150,6 +150,15 @@ def ernie4_5_moe(fields: Fields) -> ModelSpec:
     return sparse(traits, experts)(fields)
 
 
+def olmoe(fields: Fields) -> ModelSpec:
+    """OLMoE, whose query and key norms are as wide as the hidden state's heads."""
+    count, _, head_dim = heads(fields)
+    if count * head_dim != hidden(fields):
+        rule = f"times num_attention_heads ({count}) it must be hidden_size ({hidden(fields)})"
+        raise InputError.of("head_dim", head_dim, rule)
+    return sparse(Traits(qk_norm="full"), Experts(width=("intermediate_size",)))(fields)
+
+
 def phimoe(fields: Fields) -> ModelSpec:
     has_bias = fields.flag("lm_head_bias", default=False)
     traits = Traits(norm=LAYER_NORM, windows=(0, 1), model={"head_bias": has_bias})
@@ -286,7 +295,7 @@ FAMILIES = {
     "MiniMaxM2ForCausalLM": Family(
         sparse(Traits(bias_flag="", qk_norm="full"), Experts(width=("intermediate_size",))), "minimax_m2"
     ),
-    "OlmoeForCausalLM": Family(sparse(Traits(qk_norm="full"), Experts(width=("intermediate_size",))), "olmoe"),
+    "OlmoeForCausalLM": Family(olmoe, "olmoe"),
     "PhimoeForCausalLM": Family(phimoe, "phimoe"),
     "Qwen2MoeForCausalLM": Family(
         sparse(
