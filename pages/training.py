@@ -1,7 +1,7 @@
 """Whether a training step fits: memory by device, by part, by phase."""
 
-from calc.training import TrainingAnswer, TrainingPlan
-from pages.ui import charts
+from calc.training import TrainingAnswer, TrainingPlan, suggest
+from pages.ui import charts, suggested
 from pages.ui.page import Question, show
 from pages.ui.views import Metric, Numbers, Verdict, held_by_stage
 
@@ -40,6 +40,7 @@ def headline(answer: TrainingAnswer, numbers: Numbers) -> list[Metric]:
 
 
 def _charts(answer: TrainingAnswer, numbers: Numbers, key: str) -> None:
+    suggested.show(suggest(answer), numbers, key)
     memory = answer.gpu_memory_bytes
     limit = ("the GPU's memory", float(memory)) if memory else None
     charts.title("One GPU of each stage, at the highest point of the step")

@@ -244,6 +244,7 @@ def changes_that_fit(spec: ModelSpec, plan: TrainingPlan, gpu: Gpu | None) -> tu
         same = [move for move in here if move.field in _SAME_TRAINING]
         found = list(islice(search.pairs(here), _PAIRS)) or list(search.combined(here))
         for move in more:
-            found += list(search.singles([move])) or search.combined([*same, move])
+            joined = list(search.singles([move])) or list(search.combined([*same, move]))
+            found += [each for each in joined if move in each[0]]  # the others alone may do
         found = found or list(search.combined([*same, *more]))
     return tuple(search.change(each, values, before) for each, values in found)

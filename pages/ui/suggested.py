@@ -1,0 +1,112 @@
+"""What helps to go on from a training answer: changes that make it fit, ready to apply, how far it goes, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import streamlit as st
+
+from calc.breakdown import Formula, Number
+from calc.training import Suggested
+from calc.training.checkpoint import DISK, HOST
+from calc.training.costs import Cost
+from calc.training.fit import Change
+from pages.ui import charts, views
+from pages.ui.text import plain
+from pages.ui.views import Metric, Numbers
+
+
+def show(found: Suggested, numbers: Numbers, key: str) -> None:
+    """The changes, where it does not fit; the largest values that fit; a checkpoint's bytes; the formulas of all of it."""
+    if found.answer.fits is False:
+        _changes(found.fixes, numbers, key)
+    charts.title("How far it goes, and what it leaves on disk")
+    views.headline(_figures(found, numbers))
+    _formulas(found, key)
+
+
+def _changes(changes: Sequence[Change], numbers: Numbers, key: str) -> None:
+    charts.title("What would make it fit")
+    if not changes:
+        st.info("No change of this plan that is known here makes it fit: try a larger GPU or a smaller model.")
+    for index, change in enumerate(changes):
+        _change(change, numbers, f"{key}apply {index}", key)
+
+
+def _change(change: Change, numbers: Numbers, button: str, prefix: str) -> None:
+    """One change in a box: what, what it saves and costs, and a button that sets the widgets to it."""
+    needs, saves = numbers.show(change.driver_bytes), numbers.show(change.saved_bytes)
+    with st.container(border=True, horizontal=True, vertical_alignment="center", gap="small"):
+        with st.container(width="stretch", gap=None):
+            st.markdown(f"**{plain(change.name)}**: needs {needs}, saves {saves}")
+            st.caption("  \n".join(_cost(cost) for cost in change.costs))
+        if st.button("Apply", key=button, on_click=_apply, args=(change.values, prefix), icon=":material/check:"):
+            st.rerun()  # the sidebar's widgets too, which a move on the page does not redraw
+
+
+def _cost(cost: Cost) -> str:
+    if cost.ratio is None:
+        return plain(f"Cost: {cost.text}")
+    return plain(f"Cost: {cost.ratio:.3g}× {cost.quantity}; {cost.text}")
+
+
+def _apply(values: Mapping[str, Any], prefix: str) -> None:
+    for name, value in values.items():
+        st.session_state[prefix + name] = value
+
+
+def _figures(found: Suggested, numbers: Numbers) -> list[Metric]:
+    saved, longest = found.checkpoint, found.answer.spec.max_position_embeddings
+    beyond = f" The model itself has {longest:,} positions." if 0 < longest < (found.largest_seq or 0) else ""
+    return [
+        Metric(
+            "Largest micro-batch",
+            _largest(found.largest_micro_batch),
+            "Sequences in one micro-batch with which the step fits, all else as it is",
+        ),
+        Metric(
+            "Largest sequence",
+            _largest(found.largest_seq),
+            f"Tokens with which the step fits, all else as it is.{beyond}",
+        ),
+        Metric(
+            "Checkpoint of weights",
+            numbers.show(saved.weights_bytes),
+            f"{saved.weights_bytes:,} bytes on disk: the weights alone, or the adapters that LoRA trains",
+        ),
+        Metric(
+            "Checkpoint to go on",
+            numbers.show(saved.bytes),
+            f"{saved.bytes:,} bytes on disk: weights, master weights and optimizer state",
+        ),
+        Metric(
+            "Host memory to load it",
+            numbers.show(saved.host_bytes),
+            f"{saved.host_bytes:,} bytes of one node whose {saved.processes} processes each load all of it",
+        ),
+    ]
+
+
+def _largest(value: int | None) -> str:
+    return "unknown" if value is None else f"{value:,}" if value else "none"
+
+
+def _formulas(found: Suggested, key: str) -> None:
+    """Every formula behind the costs and the checkpoint, in letters and with numbers, with its source."""
+    saved = found.checkpoint
+    rows: dict[str, tuple[Formula, Mapping[str, Number], str]] = {
+        "Checkpoint to go on": (DISK, saved.numbers, f"{saved.bytes:,}"),
+        "Host memory to load it": (HOST, saved.numbers, f"{saved.host_bytes:,}"),
+    }
+    for change in found.fixes:
+        for cost in change.costs:
+            if cost.formula and cost.ratio is not None:
+                rows[f"{change.name}: {cost.quantity}"] = (cost.formula, cost.numbers, f"{cost.ratio:.4g}")
+    with st.expander("Where these costs and bytes come from", icon=":material/function:"):
+        formula, given, value = rows[st.selectbox("Figure", list(rows), key=f"{key}source of")]
+        st.latex(formula.symbolic())
+        st.latex(f"{formula.with_numbers(given)} = {value.replace(',', '{,}')}")
+        source = plain(formula.source)
+        st.markdown(f"Source: [{source}]({formula.url})" if formula.url else f"Source: {source}")
+        st.markdown("".join(f"- Assumes: {plain(each)}\n" for each in formula.assumes))
