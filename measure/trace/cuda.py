@@ -75,7 +75,7 @@ def cuda_choices() -> Iterator[None]:
         wrap = _in_fp32 if name in FP32_OPERATORS else _to_fp32
         library.impl(name, wrap(operator), "AutocastCPU")
     try:
-        with _no_packed_masks():
+        with no_packed_masks():
             yield
     finally:
         library._destroy()
@@ -221,7 +221,7 @@ def _dtype_at(operator: Any) -> int:
 
 
 @contextlib.contextmanager
-def _no_packed_masks() -> Iterator[None]:
+def no_packed_masks() -> Iterator[None]:
     """A real run sees from the positions that no sequences are packed; fake tensors have no values to see that from."""
     from transformers import masking_utils
 

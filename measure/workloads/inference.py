@@ -45,17 +45,18 @@ def _growth(setting: Setting, divisor: int) -> Iterator[Measured]:
     lengths = [length // divisor for length in _LENGTHS[setting.size]]
     for index, length in enumerate(lengths):
         setting.tell(index / len(lengths), f"{length} tokens")
-        predicted.append(serve(spec, ServingPlan(context=length)))
+        predicted.append(serve(spec, ServingPlan(context=length)).kv_bytes)
         held.append(_cache_bytes(model, length))
-        yield Measured(f"{length} tokens", "state", predicted[-1].kv_bytes, held[-1], "bytes")
-    growth = (held[-1] - held[0]) // (lengths[-1] - lengths[0])
-    yield Measured("", "bytes per token", predicted[-1].kv_bytes_per_token, growth, "bytes")
+        yield Measured(f"{length} tokens", "state", predicted[-1], held[-1], "bytes")
+    steps = lengths[-1] - lengths[0]
+    growth = [(more - less) // steps for less, more in ((predicted[0], predicted[-1]), (held[0], held[-1]))]
+    yield Measured(f"from {lengths[0]} to {lengths[-1]} tokens", "growth a token", growth[0], growth[1], "bytes")
 
 
 def _model(config: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> nn.Module:
     torch.manual_seed(0)
     with quiet():
-        model = build(config, TraceOptions(recipe="pure-bf16", dropout="off"), device)
+        model = build(config, TraceOptions(seq=1, recipe="pure-bf16", dropout="off"), device)
     return model.to(dtype).eval()
 
 

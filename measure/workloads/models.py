@@ -62,17 +62,21 @@ def with_depth(config: Mapping[str, Any], depth: int) -> dict[str, Any]:
 
 
 def two_depths(spec: ModelSpec) -> tuple[int, int]:
-    """Two depths of the model that differ by one period of its pattern of layers, as few layers as show every kind.
+    """Two depths of the model that differ by one period of its pattern of layers, as shallow as can be.
 
     What the first has beyond its periods (dense layers before the experts) is in both. InputError when nothing repeats.
     """
     pattern: Sequence[int] = spec.layers.pattern
-    for period in range(1, len(pattern)):
-        start = len(pattern)
-        while start > 0 and (start + period > len(pattern) or pattern[start - 1] == pattern[start - 1 + period]):
+    found = []
+    for period in range(1, len(pattern) // 2 + 1):
+        start = len(pattern) - period
+        while start > 0 and pattern[start - 1] == pattern[start - 1 + period]:
             start -= 1
         if start + 2 * period <= len(pattern):
-            return start + period, start + 2 * period
-    raise InputError(
-        f"--model: the {len(pattern)} layers of {spec.name} do not repeat, so two depths cannot be told apart"
-    )
+            found.append((start + 2 * period, start + period))
+    if not found:
+        raise InputError(
+            f"--model: the {len(pattern)} layers of {spec.name} do not repeat, so two depths cannot be told apart"
+        )
+    deep, shallow = min(found)
+    return shallow, deep

@@ -19,6 +19,7 @@ from calc.training.states import GRANULE
 from calc.units import round_up
 from measure.devices import Device
 from measure.trace import TraceOptions, trace_step
+from measure.trace.cuda import no_packed_masks
 from measure.trace.model import build, quiet
 from measure.trace.optimizers import make_optimizer
 
@@ -141,7 +142,10 @@ class Program:
         cast: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if self._options.recipe == "amp":
             cast = torch.autocast(self.tokens.device.type, torch.bfloat16)
-        with cast:
+        unseen: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if self.tokens.is_meta:  # positions without values cannot be looked at
+            unseen = no_packed_masks()
+        with cast, unseen:
             loss: Tensor = self.model(input_ids=self.tokens, labels=self.tokens, use_cache=False).loss
         return loss
 

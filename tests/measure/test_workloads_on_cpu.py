@@ -204,6 +204,17 @@ def test_flops_are_those_that_pytorch_counts():
     assert 0 < rows["MFU of the matmul rate reached here"].measured < 1
 
 
+def test_a_users_model_is_counted_at_its_own_width_without_its_memory(monkeypatch):
+    """Two of the 32 layers of Llama-2-7B, on the meta device."""
+    monkeypatch.undo()
+    for name in ("flops", "kv-cache-growth"):
+        workload = WORKLOADS[name]
+        rows = list(workload.run(Setting(resolve("cpu"), "small", lambda fraction, message: None, "llama-2-7b")))
+        assert all(row.case.startswith("llama-2-7b") for row in rows)
+        assert all(row.measured == row.predicted for row in rows), rows
+    assert rows[-1].measured == 524_288 * 2 // 32  # a token in two of its 32 layers
+
+
 def test_a_case_that_runs_out_of_memory_is_halved_and_says_so():
     tried = []
 
@@ -279,7 +290,13 @@ def test_depths_are_a_period_of_the_layers_apart():
 
 @pytest.mark.parametrize(
     ("pattern", "depths"),
-    [((0,) * 5, (1, 2)), ((0, 1) * 4, (2, 4)), ((2, 0, 0, 0), (2, 3)), ((0, 0, 0, 1) * 3, (4, 8))],
+    [
+        ((0,) * 5, (1, 2)),
+        ((0, 1) * 4, (2, 4)),
+        ((2, 0, 0, 0), (2, 3)),
+        ((0, 0, 0, 1) * 3, (4, 8)),
+        (((0,) * 5 + (1,)) * 3 + (0, 0), (6, 12)),
+    ],
 )
 def test_the_first_layers_that_differ_are_in_both_depths(pattern, depths):
     class Spec:
