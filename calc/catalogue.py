@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
@@ -57,14 +58,36 @@ def load(model: str) -> ModelSpec:
 
 def look(model: str, stored: bool = False) -> Found:
     """What MODEL is outside the catalogue, and what it stores where that is asked for. InputError when it cannot be had."""
-    try:
+    with _catalogued_name(model):
         found = find(model, stored)
-    except InputError as error:
-        known = next((entry.name for entry in catalogue().values() if entry.hub_id.lower() == model.lower()), None)
-        raise InputError(f"{error}; the catalogue has it as {known}", error.field) if known else error from None
     if found is None:
         raise unknown(model)
     return found
+
+
+def look_on_hub(model: str, stored: bool = False) -> Found:
+    """What the Hub has under an id, and what it stores where that is asked for: never a file of this machine, whatever `model` says.
+
+    Each question to the Hub ends within `calc.sources.hub.SECONDS`. InputError when it cannot be had.
+    """
+    from calc.sources.hub import SECONDS, Hub, parse_id
+    from calc.sources.hub_weights import find_on_hub
+
+    hub_id = parse_id(model)
+    if hub_id is None:
+        raise InputError.of("hub_id", model, "it must be owner/name or owner/name@revision, as on the model's page")
+    with _catalogued_name(hub_id.repo):
+        return find_on_hub(hub_id, stored, Hub(stored_seconds=SECONDS))
+
+
+@contextmanager
+def _catalogued_name(model: str) -> Iterator[None]:
+    """A complaint about a model that the catalogue has under another name says that name."""
+    try:
+        yield
+    except InputError as error:
+        known = next((entry.name for entry in catalogue().values() if entry.hub_id.lower() == model.lower()), None)
+        raise InputError(f"{error}; the catalogue has it as {known}", error.field) if known else error from None
 
 
 def unknown(model: str) -> InputError:

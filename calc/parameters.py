@@ -23,15 +23,24 @@ LORA = Formula(
 
 @dataclass(frozen=True, slots=True)
 class ParameterAnswer:
-    """Counts of parameters. `active` is what one token uses, its embedding table included; `trainable` is `total` unless LoRA is on."""
+    """Counts of parameters. `active` is what one token uses, its embedding table included; `trainable` is `total` unless LoRA is on.
+
+    `active_breakdown` has the paths of `breakdown`, with the experts alone that one token is sent to.
+    """
 
     spec: ModelSpec
     breakdown: Breakdown
+    active_breakdown: Breakdown
     total: int
     active: int
     embedding: int
     trainable: int
     textbook: TextbookCount
+
+    @property
+    def not_in_total(self) -> dict[str, int]:
+        """Parameters of each tower that the published checkpoint holds and the model class does not build."""
+        return {tower.name: tower_parameters(tower) for tower in self.spec.towers if not tower.in_total}
 
     def as_json(self) -> dict[str, Any]:
         """The answer with the keys of `python -m calc params`."""
@@ -44,7 +53,7 @@ class ParameterAnswer:
             "trainable": self.trainable,
             "tied": self.spec.tied,
             "components": self.breakdown.components(),
-            "not_in_total": {tower.name: tower_parameters(tower) for tower in self.spec.towers if not tower.in_total},
+            "not_in_total": self.not_in_total,
             "textbook": self.textbook.as_json(),
             "assumptions": list(self.spec.assumptions),
             "unread": list(self.spec.unread),
@@ -72,37 +81,44 @@ def parameters(spec: ModelSpec, plan: ParametersPlan = ParametersPlan()) -> Para
     A LoRA rank above 0 counts the adapters on the targets as the trainable parameters; the head is not a target of
     "all-linear" (peft's convention). InputError when a target is not a linear layer of the model.
     """
-    tree = _tree(spec)
+    tree, active = _tree(spec), _tree(spec, active=True)
     total = int(tree.total)
     embedding = sum(weight.parameters for weight in spec.embeddings)
     trainable = lora_parameters(spec, plan.lora_rank, plan.lora_targets) if plan.lora_rank else total
     return ParameterAnswer(
-        spec, Breakdown(tree, "parameters"), total, _active(spec), embedding, trainable, textbook(spec, total)
+        spec,
+        Breakdown(tree, "parameters"),
+        Breakdown(active, "parameters"),
+        total,
+        int(active.total),
+        embedding,
+        trainable,
+        textbook(spec, total),
     )
 
 
-@lru_cache(maxsize=64)
-def _tree(spec: ModelSpec) -> Component:
-    """The tree of the whole model; a spec hashes by identity, so a slider move finds it made."""
+@lru_cache(maxsize=128)
+def _tree(spec: ModelSpec, active: bool = False) -> Component:
+    """The tree of the whole model, or of what one token uses; a spec hashes by identity, so a slider move finds it made."""
     parts = [Component("embedding", children=_leaves(spec.embeddings, spec))]
-    parts += [_stack(spec.layers, spec)]
+    parts += [_stack(spec.layers, spec, active)]
     if spec.final_norm:
         parts.append(Component("final_norm", children=_leaves(spec.final_norm.weights, spec)))
     if spec.head:
         parts.append(Component("head", children=_leaves(spec.head, spec)))
-    parts += [_part(part, spec) for part in spec.other]
+    parts += [_part(part, spec, active) for part in spec.other]
     for tower in spec.towers:
         if tower.in_total:
-            children = [_part(part, spec) for part in tower.parts]
-            children += [_stack(tower.stack, spec)] if len(tower.stack) else []
+            children = [_part(part, spec, active) for part in tower.parts]
+            children += [_stack(tower.stack, spec, active)] if len(tower.stack) else []
             parts.append(Component(tower.name, children=tuple(children)))
     return Component("parameters", children=tuple(part for part in parts if part.children))
 
 
-def _stack(stack: Stack, spec: ModelSpec) -> Component:
+def _stack(stack: Stack, spec: ModelSpec, active: bool) -> Component:
     """`layers` once with its count, or one node a kind when the model has several."""
     kinds = [
-        Component(kind.kind, children=unique_names([_part(part, spec) for part in parts]), count=count)
+        Component(kind.kind, children=unique_names([_part(part, spec, active) for part in parts]), count=count)
         for kind, parts, count in zip(stack.kinds, stack.kind_parts, stack.counts, strict=True)
     ]
     kinds = [kind for kind in kinds if kind.children]
@@ -111,8 +127,9 @@ def _stack(stack: Stack, spec: ModelSpec) -> Component:
     return Component("layers", children=unique_names(kinds))
 
 
-def _part(part: Part, spec: ModelSpec) -> Component:
-    return Component(part.name, children=_leaves(part.weights, spec), count=part.copies)
+def _part(part: Part, spec: ModelSpec, active: bool) -> Component:
+    """A part in all its copies, or in those that one token uses: all but the experts it is not routed to."""
+    return Component(part.name, children=_leaves(part.weights, spec), count=part.active if active else part.copies)
 
 
 def _leaves(weights: tuple[Weight, ...], spec: ModelSpec) -> tuple[Component, ...]:
@@ -131,15 +148,6 @@ def tower_parameters(tower: Tower) -> int:
         for kind, count in zip(tower.stack.kind_parts, tower.stack.counts, strict=True)
     )
     return layers + sum(part.parameters for part in tower.parts)
-
-
-def _active(spec: ModelSpec) -> int:
-    """What one token uses: all but the experts it is not routed to. Embedding, head and towers count whole."""
-    idle = 0
-    for stack in (spec.layers, *(tower.stack for tower in spec.towers if tower.in_total)):
-        for kind, count in zip(stack.kind_parts, stack.counts, strict=True):
-            idle += count * sum(part.parameters - part.active_parameters for part in kind)
-    return int(_tree(spec).total) - idle
 
 
 def lora_parameters(spec: ModelSpec, rank: int, targets: str = "all-linear") -> int:

@@ -91,6 +91,33 @@ class StoredAnswer:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class HubTotal:
+    """What a Hub page states, against the parameters of the class. `difference` is stated minus exact, each reason with its share."""
+
+    stated: int
+    difference: int
+    reasons: tuple[str, ...]
+    source: str
+
+
+def hub_total(answer: ParameterAnswer) -> HubTotal | None:
+    """What the Hub page of a model of the catalogue states, and why it is another number; None where that is not known."""
+    entry = catalogue().get(answer.spec.name)
+    if entry is None or entry.hub_total is None:
+        return None
+    difference = entry.hub_total - answer.total
+    beside = answer.not_in_total if difference else {}
+    reasons = [
+        f"{amount:+,}: {name}, which the checkpoint holds and the class does not build"
+        for name, amount in beside.items()
+    ]
+    rest = difference - sum(beside.values())
+    if rest:
+        reasons.append(f"{rest:+,}: {entry.note or 'not explained'}")
+    return HubTotal(entry.hub_total, difference, tuple(reasons), entry.hub_total_source)
+
+
 def stored_parameters(model: str, plan: ParametersPlan) -> ParameterAnswer | AnswerWithStored | StoredAnswer:
     """The parameters of MODEL, with what its checkpoint stores where MODEL has one.
 

@@ -62,6 +62,13 @@ class Fetched(NamedTuple):
     remark: str = ""
 
 
+def is_offline() -> bool:
+    """Whether HF_HUB_OFFLINE is set: what the cache holds answers, and nothing else is asked."""
+    from huggingface_hub import constants
+
+    return constants.is_offline_mode()
+
+
 def parse_id(text: str) -> HubId | None:
     """`owner/name`, `owner/name@revision`, or either with `/path/to/file.gguf`; None when it is not such an id."""
     found = _FILE.fullmatch(text) or _ID.fullmatch(text)
@@ -204,9 +211,7 @@ def fetch(hub_id: HubId, file: str, largest: int = LARGEST_CONFIG, hub: Hub = Hu
 
 
 def _fetch(call: Call, largest: int) -> Fetched:
-    from huggingface_hub import constants
-
-    if constants.is_offline_mode():
+    if is_offline():
         return _read(call, _cached(call, None), largest, "HF_HUB_OFFLINE is set: read from the cache")
     try:
         _check(call, largest)

@@ -7,6 +7,7 @@ import pytest
 from calc.catalogue import catalogue, load
 from calc.errors import InputError
 from calc.parameters import ParametersPlan, parameters
+from calc.stored import hub_total
 from tests.latex import assert_formulas_hold
 
 # model, total, active for a token with the embedding (None: dense, all of it): the models' own cards and papers
@@ -71,3 +72,38 @@ def test_lora_on_a_fused_projection_is_one_adapter():
 def test_an_unknown_target_names_the_real_ones(targets, message):
     with pytest.raises(InputError, match=message):
         parameters(load("llama-2-7b"), ParametersPlan(lora_rank=8, lora_targets=targets))
+
+
+@pytest.mark.parametrize("model", catalogue())
+def test_what_a_token_uses_has_the_same_paths_and_no_more_in_any(model):
+    answer = parameters(load(model))
+    pairs = list(zip(answer.breakdown.rows(), answer.active_breakdown.rows(), strict=True))
+    assert all(whole.path == active.path and active.value <= whole.value for whole, active in pairs)
+    assert sum(active.value for _, active in pairs) == answer.active
+
+
+def test_a_token_uses_8_of_the_128_experts_of_qwen3():
+    answer = parameters(load("qwen3-30b-a3b"))
+    whole, active = (
+        {row.path: row.value for row in found.rows()} for found in (answer.breakdown, answer.active_breakdown)
+    )
+    changed = {path: value for path, value in whole.items() if active[path] != value}
+    assert set(changed) == {f"parameters/layers/experts/{name}" for name in ("gate", "up", "down")}
+    assert all(active[path] * 16 == value for path, value in changed.items())
+
+
+def test_the_hubs_total_differs_by_the_layers_that_the_class_does_not_build_and_by_what_the_note_says():
+    found = hub_total(parameters(load("deepseek-v3")))
+    assert found.stated == 684_531_386_000  # as its page says
+    assert found.difference == 684_531_386_000 - 671_026_404_352
+    assert [reason.partition(":")[0] for reason in found.reasons] == ["+13,463,426,048", "+41,555,600"]
+    assert hub_total(parameters(load("llama-2-7b"))) is None
+
+
+@pytest.mark.parametrize("model", catalogue())
+def test_the_reasons_why_the_hub_states_another_total_add_up(model):
+    found = hub_total(parameters(load(model)))
+    if found:
+        shares = [int(reason.partition(":")[0].replace(",", "")) for reason in found.reasons]
+        assert sum(shares) == found.difference
+        assert "not explained" not in " ".join(found.reasons)
