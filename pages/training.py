@@ -40,7 +40,8 @@ def headline(answer: TrainingAnswer, numbers: Numbers) -> list[Metric]:
 
 
 def _charts(answer: TrainingAnswer, numbers: Numbers, key: str) -> None:
-    suggested.show(suggest(answer), numbers, key)
+    found = suggest(answer)
+    suggested.changes(found, numbers, key)
     memory = answer.gpu_memory_bytes
     limit = ("the GPU's memory", float(memory)) if memory else None
     charts.title("One GPU of each stage, at the highest point of the step")
@@ -49,6 +50,7 @@ def _charts(answer: TrainingAnswer, numbers: Numbers, key: str) -> None:
     charts.stacked(
         {phase: [("tensors", value)] for phase, value in answer.phases.items()}, "bytes", numbers, f"{key}phases", limit
     )
+    suggested.limits(found, numbers, key)
 
 
 QUESTION = Question(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
@@ -16,30 +16,38 @@ from pages.ui import charts, views
 from pages.ui.text import plain
 from pages.ui.views import Metric, Numbers
 
+_FIRST = 4  # changes in sight; the others fold away
 
-def show(found: Suggested, numbers: Numbers, key: str) -> None:
-    """The changes, where it does not fit; the largest values that fit; a checkpoint's bytes; the formulas of all of it."""
-    if found.answer.fits is False:
-        _changes(found.fixes, numbers, key)
+
+def changes(found: Suggested, numbers: Numbers, key: str) -> None:
+    """What would make it fit, each change with a button that sets the widgets to it; nothing where it fits."""
+    if found.answer.fits is not False:
+        return
+    charts.title("What would make it fit")
+    if not found.fixes:
+        st.info("No change of this plan that is known here makes it fit: try a larger GPU or a smaller model.")
+    for index, change in enumerate(found.fixes[:_FIRST]):
+        _change(change, numbers, f"{key}apply {index}", key)
+    if found.fixes[_FIRST:]:
+        with st.expander("Other ways", icon=":material/add:"):
+            for index, change in enumerate(found.fixes[_FIRST:], _FIRST):
+                _change(change, numbers, f"{key}apply {index}", key)
+
+
+def limits(found: Suggested, numbers: Numbers, key: str) -> None:
+    """The largest values that fit and a checkpoint's bytes, with the formulas of these and of the changes' costs."""
     charts.title("How far it goes, and what it leaves on disk")
     views.headline(_figures(found, numbers))
     _formulas(found, key)
 
 
-def _changes(changes: Sequence[Change], numbers: Numbers, key: str) -> None:
-    charts.title("What would make it fit")
-    if not changes:
-        st.info("No change of this plan that is known here makes it fit: try a larger GPU or a smaller model.")
-    for index, change in enumerate(changes):
-        _change(change, numbers, f"{key}apply {index}", key)
-
-
 def _change(change: Change, numbers: Numbers, button: str, prefix: str) -> None:
     """One change in a box: what, what it saves and costs, and a button that sets the widgets to it."""
     needs, saves = numbers.show(change.driver_bytes), numbers.show(change.saved_bytes)
+    name = change.name[:1].upper() + change.name[1:]
     with st.container(border=True, horizontal=True, vertical_alignment="center", gap="small"):
         with st.container(width="stretch", gap=None):
-            st.markdown(f"**{plain(change.name)}**: needs {needs}, saves {saves}")
+            st.markdown(f"**{plain(name)}**: needs {needs}, saves {saves}")
             st.caption("  \n".join(_cost(cost) for cost in change.costs))
         if st.button("Apply", key=button, on_click=_apply, args=(change.values, prefix), icon=":material/check:"):
             st.rerun()  # the sidebar's widgets too, which a move on the page does not redraw
@@ -61,29 +69,29 @@ def _figures(found: Suggested, numbers: Numbers) -> list[Metric]:
     beyond = f" The model itself has {longest:,} positions." if 0 < longest < (found.largest_seq or 0) else ""
     return [
         Metric(
-            "Largest micro-batch",
+            "Max micro-batch",
             _largest(found.largest_micro_batch),
             "Sequences in one micro-batch with which the step fits, all else as it is",
         ),
         Metric(
-            "Largest sequence",
+            "Max sequence",
             _largest(found.largest_seq),
             f"Tokens with which the step fits, all else as it is.{beyond}",
         ),
         Metric(
-            "Checkpoint of weights",
+            "Saved weights",
             numbers.show(saved.weights_bytes),
-            f"{saved.weights_bytes:,} bytes on disk: the weights alone, or the adapters that LoRA trains",
+            f"{saved.weights_bytes:,} bytes on disk of a checkpoint of the weights alone, or of the adapters that LoRA trains",
         ),
         Metric(
-            "Checkpoint to go on",
+            "Saved to resume",
             numbers.show(saved.bytes),
-            f"{saved.bytes:,} bytes on disk: weights, master weights and optimizer state",
+            f"{saved.bytes:,} bytes on disk of a checkpoint to go on from: weights, master weights and optimizer state",
         ),
         Metric(
-            "Host memory to load it",
+            "Host memory",
             numbers.show(saved.host_bytes),
-            f"{saved.host_bytes:,} bytes of one node whose {saved.processes} processes each load all of it",
+            f"{saved.host_bytes:,} bytes of one node while it resumes: {saved.processes} processes that each load all of it",
         ),
     ]
 
@@ -96,8 +104,8 @@ def _formulas(found: Suggested, key: str) -> None:
     """Every formula behind the costs and the checkpoint, in letters and with numbers, with its source."""
     saved = found.checkpoint
     rows: dict[str, tuple[Formula, Mapping[str, Number], str]] = {
-        "Checkpoint to go on": (DISK, saved.numbers, f"{saved.bytes:,}"),
-        "Host memory to load it": (HOST, saved.numbers, f"{saved.host_bytes:,}"),
+        "Saved to resume": (DISK, saved.numbers, f"{saved.bytes:,}"),
+        "Host memory": (HOST, saved.numbers, f"{saved.host_bytes:,}"),
     }
     for change in found.fixes:
         for cost in change.costs:
