@@ -108,6 +108,27 @@ def test_a_row_is_saved_before_it_is_told():
             assert event["quantity"] in saved()
 
 
+def test_a_suite_runs_every_workload_and_passes_over_what_does_not_work():
+    options = RunOptions(workload="standard", device="cpu")
+    events = list(run(options, threading.Event(), stand_in("suite")))
+    names = [event["workload"] for event in events if event["event"] == "ready"]
+    assert names == list(SUITES["standard"])
+    ended = {event["workload"]: event["outcome"] for event in events if event["event"] == "part"}
+    assert {name: outcome for name, outcome in ended.items() if outcome != "finished"} == {
+        "pcie": "refused",
+        "flops": "failed",
+    }
+    done = events[-1]
+    assert done["outcome"] == "finished"
+    assert done["message"].startswith("not measured; pcie: not measurable here: a test says so; flops: RuntimeError")
+    assert done["rows"] == len(saved()) == 3 * (len(names) - 2) + 1
+    assert [(each.workload, each.outcome) for each in reversed(Records().runs())] == list(ended.items())
+    fractions = [event["fraction"] for event in events if event["event"] == "progress"]
+    assert fractions == sorted(fractions)
+    assert all(event["seconds_left"] >= 0 for event in events if event["event"] == "progress")
+    assert is_free()
+
+
 def test_time_left_begins_at_the_usual_time_and_follows_the_pace(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(child.time, "monotonic", lambda: now[0])
