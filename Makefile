@@ -8,7 +8,7 @@ PIP := $(PY) -m pip --disable-pip-version-check install
 SELF := $(MAKE)
 MARK := ^\# --- measuring and testing
 
-.PHONY: help run test check bench resolve
+.PHONY: help run test check bench picture resolve
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo "make test     run every test (needs Chromium, see the README)"
 	@echo "make check    ruff, formatting, mypy --strict"
 	@echo "make bench    print speed and size against their targets"
+	@echo "make picture  take the README's picture again"
 	@echo "make resolve  check that PyPI's CUDA build of torch and a CPU build both satisfy requirements.txt"
 
 # The pages are served as soon as their own packages are there; torch and the rest follow in the background, in a process
@@ -38,6 +39,9 @@ check: $(VENV)/.measuring-ready
 
 bench: $(VENV)/.measuring-ready
 	$(PY) -m tests.bench
+
+picture: $(VENV)/.measuring-ready
+	$(PY) -m tests.pages.picture
 
 # A dry run reads the wheels' metadata only (fast-deps), so this takes seconds and no gigabytes.
 CPU_BUILD ?= --extra-index-url https://download.pytorch.org/whl/cpu
