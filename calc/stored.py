@@ -109,7 +109,7 @@ def hub_total(answer: ParameterAnswer) -> HubTotal | None:
     difference = entry.hub_total - answer.total
     beside = answer.not_in_total if difference else {}
     reasons = [
-        f"{amount:+,}: {name}, which the checkpoint holds and the class does not build"
+        f"{amount:+,}: {name} layers, which the checkpoint holds and the class does not build"
         for name, amount in beside.items()
     ]
     rest = difference - sum(beside.values())
@@ -186,12 +186,12 @@ def _shares(stored: StoredTensors, spec: ModelSpec, values: Mapping[str, int]) -
 
 def _reason(tensor: StoredTensor, role: str, group: str, spec: ModelSpec) -> str:
     """Why a stored tensor is no parameter of the class; "" when it is one."""
-    layer = layer_of(tensor.name)
+    layer, has_towers = layer_of(tensor.name), any(tower.in_total for tower in spec.towers)
     if role in ("buffer", "scale"):
         return _ROLES[role]
-    if group == "towers" and not spec.towers:
+    if group == "towers" and not has_towers:
         return "towers for pictures or sound, which the class does not build"
-    if layer is not None and layer >= spec.num_hidden_layers and not spec.towers:
+    if layer is not None and layer >= spec.num_hidden_layers and not has_towers:
         return f"layers beyond the class's {spec.num_hidden_layers}: multi-token prediction"
     if group == "head" and spec.tied:
         return "the head, stored although it is tied to the embedding: the class counts it once"

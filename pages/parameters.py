@@ -1,9 +1,9 @@
 """How many parameters a model has, by component."""
 
 from calc.parameters import ParameterAnswer, ParametersPlan
-from pages.ui import charts
+from pages.ui import counted
 from pages.ui.page import Question, show
-from pages.ui.views import Metric, Numbers, beside_textbook, parts
+from pages.ui.views import Metric, Numbers
 
 TITLE, ICON = "Parameters", ":material/account_tree:"
 PLANS = (ParametersPlan,)
@@ -27,17 +27,14 @@ def headline(answer: ParameterAnswer, numbers: Numbers) -> list[Metric]:
     ]
 
 
-def _charts(answer: ParameterAnswer, numbers: Numbers, key: str) -> None:
-    charts.stacked({answer.spec.name: parts(answer.breakdown)}, "parameters", numbers, f"{key}stacked")
-    beside_textbook(answer)
-
-
 QUESTION = Question(
     command="params",
     intro="Every parameter of the model, counted exactly from its config, by component.",
     groups={"": ("lora_rank", "lora_targets")},
     headline=headline,
-    charts=_charts,
+    charts=counted.total_against_active,
+    beside_table=counted.treemap,
+    after_table=counted.beside_others,
 )
 
 

@@ -177,7 +177,9 @@ def _ask_number(shared: dict[str, Any], field: FieldInfo, default: Any, look: Lo
 
 
 def _ask_text(shared: dict[str, Any], field: FieldInfo, default: Any, look: Look) -> Any:
-    return st.text_input(value=None if default is None else written(field, default), placeholder=_AUTO, **shared)
+    return st.text_input(
+        value=None if default is None else written(field, default), placeholder=look.placeholder, **shared
+    )
 
 
 def _ask_slider(shared: dict[str, Any], field: FieldInfo, default: Any, look: Look) -> Any:

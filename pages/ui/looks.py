@@ -9,16 +9,19 @@ from calc.hardware import gpus
 from calc.pipeline import SCHEDULES
 
 CUSTOM = "custom"  # a model whose config the user gives; a GPU described by its figures alone
+HUB = "hugging-face"  # a model that the Hub has, by its id
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A field's label, the stops of its slider (none: no slider), its choices where the plan takes any text, its step."""
+    """A field's label, the stops of its slider (none: no slider), its choices where the plan takes any text, its step, what
+    its empty box shows."""
 
     label: str = ""
     stops: tuple[int, ...] = ()
     choices: tuple[str, ...] = ()
     step: float = 0
+    placeholder: str = "auto"
 
 
 def _doubling(low: int, high: int) -> tuple[int, ...]:
@@ -32,7 +35,8 @@ _SEQUENCE = _doubling(128, 2**20)
 _TOKENS = (0, *(mantissa * 10**place for place in range(9, 15) for mantissa in (1, 2, 5)))
 
 LOOKS = {
-    "model": Look("Model", choices=(*catalogue(), CUSTOM)),
+    "model": Look("Model", choices=(*catalogue(), HUB, CUSTOM)),
+    "hub_id": Look("Hugging Face id", placeholder="owner/name"),
     "gpu": Look("GPU", choices=(*gpus(), CUSTOM)),
     "gpu_memory_gib": Look("Memory (GiB)", step=1),
     "gpu_tflops": Look("Peak (TFLOP/s)", step=10),

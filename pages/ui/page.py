@@ -31,8 +31,8 @@ _FIGURES = 4  # of each question on an overview
 class Question:
     """A page that asks one command. `groups` orders the plan's fields: "" is open, the rest fold away.
 
-    `headline` makes the figures on top of the answer; `charts` draws it, with a key that is unique on the page; `verdict`
-    says whether it fits.
+    `headline` makes the figures on top of the answer; `charts` draws it, with a key that is unique on the page, and
+    `beside_table` draws it once more beside the table; `after_table` tells more; `verdict` says whether it fits.
     """
 
     command: str
@@ -41,6 +41,8 @@ class Question:
     headline: Callable[[Any, Numbers], list[Metric]]
     charts: Callable[[Any, Numbers, str], None]
     verdict: Callable[[Any, Numbers], Verdict] | None = None
+    beside_table: Callable[[Any, Numbers, str], None] | None = None
+    after_table: Callable[[Any, Side], None] | None = None
 
     def ask(self, side: Side, plan: BaseModel) -> Any:
         """The answer for one scenario. InputError when plan, model and GPU do not go together."""
@@ -110,7 +112,9 @@ def _answer(question: Question, side: Side, options: Mapping[str, Any]) -> None:
         views.headline(question.headline(answer, numbers))
         views.calibration(notes)
     question.charts(answer, numbers, side.prefix)
-    views.table(answer.breakdown, numbers)
+    _table(question, answer, numbers, side)
+    if question.after_table:
+        question.after_table(answer, side)
     views.formulas(answer.breakdown, numbers, side.prefix)
     views.downloads(Calibrated(answer, notes) if notes else answer, command.name, side.prefix)
     st.caption("The same on the command line:")
@@ -120,13 +124,25 @@ def _answer(question: Question, side: Side, options: Mapping[str, Any]) -> None:
     views.remarks(answer)
 
 
+def _table(question: Question, answer: Any, numbers: Numbers, side: Side) -> None:
+    """The table, with what the question draws beside it; above it where two scenarios share the width."""
+    if question.beside_table:
+        left, right = st.columns(2) if len(scenario.sides()) == 1 else (st.container(), st.container())
+        with left:
+            question.beside_table(answer, numbers, side.prefix)
+        with right:
+            views.table(answer.breakdown, numbers)
+    else:
+        views.table(answer.breakdown, numbers)
+
+
 def _verdict(question: Question, answer: Any, numbers: Numbers) -> None:
     if question.verdict:
         views.verdict(question.verdict(answer, numbers))
 
 
 def _title(side: Side, with_gpu: bool) -> str:
-    model, gpu = plain(side.subject.model), plain(side.subject.gpu)
+    model, gpu = plain(side.model), plain(side.subject.gpu)
     return f"{model} on {gpu}" if with_gpu else model
 
 

@@ -15,7 +15,8 @@ from calc.errors import InputError
 from calc.hardware import Gpu, chosen_gpu
 from calc.model.config import from_config, parse_config
 from calc.model.spec import ModelSpec
-from pages.ui.looks import CUSTOM
+from pages.ui import hub
+from pages.ui.looks import CUSTOM, HUB
 
 SECOND = "b_"  # the prefix of the second scenario's names
 PREFIXES = ("", SECOND)
@@ -28,7 +29,15 @@ class Subject(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    model: str = Field("llama-2-7b", description="Type to search. `custom` takes the config.json of any other model.")
+    model: str = Field(
+        "llama-2-7b",
+        description="Type to search. `hugging-face` takes any other model's id, `custom` its config.json.",
+    )
+    hub_id: str | None = Field(
+        None,
+        max_length=300,
+        description="`owner/name` or `owner/name@revision`. Its config.json is fetched and kept in Hugging Face's cache.",
+    )
     gpu: str = Field("h100-sxm-80gb", description="Type to search. `custom` is described by the figures below.")
     gpu_memory_gib: float | None = Field(
         None, ge=0.001, le=1e6, description="As the driver shows it, in GiB (2³⁰ bytes)."
@@ -62,8 +71,15 @@ class Side:
     prefix: str
     subject: Subject
 
+    @property
+    def model(self) -> str:
+        """The model's name: the catalogue's, or its id on the Hub."""
+        return (self.subject.hub_id or HUB) if self.subject.model == HUB else self.subject.model
+
     def spec(self) -> ModelSpec:
-        """The model. InputError when the user's config is not one, Missing when there is none yet."""
+        """The model. InputError when the user's config or id is not one, Missing when there is none yet."""
+        if self.subject.model == HUB:
+            return hub.spec(self._hub_id())
         if self.subject.model != CUSTOM:
             return load(self.subject.model)
         text = _own_config(self.prefix)
@@ -72,6 +88,11 @@ class Side:
                 "This scenario has a model of your own. A config.json does not fit in a link: paste or upload it in the sidebar."
             )
         return _parsed(text)
+
+    def _hub_id(self) -> str:
+        if not self.subject.hub_id:
+            raise Missing("This scenario has a model of the Hugging Face Hub: give its id in the sidebar.")
+        return self.subject.hub_id
 
     def gpu(self) -> Gpu:
         """The GPU, with the user's figures put in; Missing when it is to be described and is not."""
@@ -84,12 +105,12 @@ class Side:
 
     def gpu_flags(self) -> Mapping[str, str | float | None]:
         """The GPU as the command line takes it."""
-        flags: dict[str, Any] = self.subject.model_dump(exclude={"model"})
+        flags: dict[str, Any] = self.subject.model_dump(exclude={"model", "hub_id"})
         return {name: None if value == CUSTOM else value for name, value in flags.items()}
 
     def model_argument(self) -> str:
         """The model as the command line takes it."""
-        return "config.json" if self.subject.model == CUSTOM else self.subject.model
+        return "config.json" if self.subject.model == CUSTOM else self.model
 
 
 def sides() -> list[Side]:
@@ -105,7 +126,8 @@ def view() -> View:
 
 def _held(model: type[Held], prefix: str) -> Held:
     """What the widgets hold, not yet checked: each answer checks what it uses."""
-    return model.model_construct(**{name: st.session_state[prefix + name] for name in model.model_fields})
+    drawn = {name: st.session_state[prefix + name] for name in model.model_fields if prefix + name in st.session_state}
+    return model.model_construct(**drawn)
 
 
 @lru_cache(maxsize=4)

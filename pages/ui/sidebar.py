@@ -7,8 +7,9 @@ import streamlit as st
 from calc.catalogue import catalogue
 from calc.hardware import gpus
 from calc.units import show_bytes
+from pages.ui import hub
 from pages.ui.fields import ask
-from pages.ui.looks import CUSTOM
+from pages.ui.looks import CUSTOM, HUB
 from pages.ui.scenario import SECOND, Subject, View
 
 _FIGURES = ("gpu_memory_gib", "gpu_tflops", "gpu_GBps")
@@ -28,7 +29,9 @@ def draw() -> None:
 def _subject(prefix: str) -> None:
     fields = Subject.model_fields
     model = ask("model", fields["model"], prefix, width="stretch")
-    if model == CUSTOM:
+    if model == HUB:
+        _hub_model(prefix)
+    elif model == CUSTOM:
         _own_model(prefix)
     elif model in catalogue():
         _model_source(model)
@@ -38,6 +41,12 @@ def _subject(prefix: str) -> None:
     with st.expander("The GPU's figures", expanded=gpu == CUSTOM):
         for name in _FIGURES:
             ask(name, fields[name], prefix, width="stretch")
+
+
+def _hub_model(prefix: str) -> None:
+    ask("hub_id", Subject.model_fields["hub_id"], prefix, width="stretch")
+    if hub.is_offline():
+        st.caption("HF_HUB_OFFLINE is set: only what is in Hugging Face's cache is read.")
 
 
 def _own_model(prefix: str) -> None:

@@ -10,9 +10,7 @@ import pandas as pd
 import streamlit as st
 
 from calc.breakdown import Breakdown, Component, Formula, Row
-from calc.catalogue import catalogue
 from calc.commands import Answer
-from calc.parameters import ParameterAnswer
 from calc.pipeline import ClosedForm
 from calc.training import TrainingAnswer
 from calc.training.overhead import overhead
@@ -112,10 +110,11 @@ def _exact(value: float) -> str:
 
 def _short(path: str, breakdown: Breakdown) -> str:
     """A path for reading, without the name of the whole."""
-    return _spaced(path.removeprefix(f"{breakdown.root.name}/"))
+    return spaced(path.removeprefix(f"{breakdown.root.name}/"))
 
 
-def _spaced(path: str) -> str:
+def spaced(path: str) -> str:
+    """A path or a name for reading."""
     return path.replace("/", " › ").replace("_", " ")
 
 
@@ -164,19 +163,6 @@ def closed_forms(forms: Sequence[tuple[ClosedForm, float]]) -> None:
                 )
                 st.latex(f"{form.formula.symbolic()} = {form.formula.with_numbers(form.numbers)}")
                 st.caption(f"{_source(form.formula)} · assumes: {plain('; '.join(form.formula.assumes))}")
-
-
-def beside_textbook(answer: ParameterAnswer) -> None:
-    """The count that courses teach, and the published one, beside the exact one; with why they differ."""
-    taught, published = answer.textbook, catalogue().get(answer.spec.name)
-    with st.expander("Beside the textbook form and the published total", icon=":material/menu_book:"):
-        st.markdown(
-            f"Exactly **{answer.total:,}**; by the textbook's V·h + L·(12.04·h² + 12.36·h) **{taught.total:,}**. That form"
-        )
-        st.markdown("".join(f"- {plain(reason)}\n" for reason in taught.reasons))
-        if published and published.hub_total:
-            st.markdown(f"Its Hub page says **{published.hub_total:,}**. {plain(published.note)}")
-            st.caption(f"Source: {plain(published.hub_total_source)}")
 
 
 def downloads(answer: Answer, name: str, key: str) -> None:
@@ -232,12 +218,19 @@ def parts(breakdown: Breakdown, most: int = 9) -> list[tuple[str, float]]:
         at = found.index((path, part, copies))
         prefix = f"{path}/" if path else ""
         found[at : at + 1] = [(prefix + child.name, child, copies * part.count) for child in part.children]
-    return [(_spaced(path), part.total * copies) for path, part, copies in found if part.total]
+    return [(spaced(path), part.total * copies) for path, part, copies in found if part.total]
+
+
+def values_at(breakdown: Breakdown, paths: Sequence[str]) -> list[tuple[str, float]]:
+    """What a breakdown of the same shape has in the parts that `parts` found in another."""
+    rows = [(_short(row.path, breakdown), row.value) for row in breakdown.rows()]
+    below = spaced("/")
+    return [(at, sum(value for path, value in rows if path == at or path.startswith(at + below))) for at in paths]
 
 
 def parts_below(breakdown: Breakdown) -> list[tuple[str, float]]:
     """The parts right below the whole."""
-    return [(_spaced(part.name), part.total) for part in breakdown.root.children]
+    return [(spaced(part.name), part.total) for part in breakdown.root.children]
 
 
 _BESIDE = {"context": "CUDA context", "nccl": "NCCL", "workspace": "workspace", "fragmentation": "fragmentation"}
@@ -247,7 +240,7 @@ def held_by_stage(answer: TrainingAnswer, most: int = 16) -> dict[str, list[tupl
     """What one device of each stage holds at its highest point, with what lies beside its tensors; the first `most` stages."""
     rows = {}
     for memory in answer.stages[:most]:
-        tensors = [(_spaced(part.name), part.total) for part in memory.components()]
+        tensors = [(spaced(part.name), part.total) for part in memory.components()]
         beside = overhead(answer.plan, answer.gpu, memory.peak[1].bytes)._asdict()
         rows[f"stage {memory.stage.rank}"] = tensors + [
             (_BESIDE[name], value) for name, value in beside.items() if value
