@@ -55,6 +55,14 @@ def test_every_level_is_restored_exactly_from_the_high_bits_first(device):
     assert torch.equal(kernel.dequantize_nf4(weights), x)
 
 
+def test_a_weight_halfway_between_levels_takes_the_lower_as_pytorchs(device):
+    levels = torch.tensor(kernel.LEVELS, device=device)
+    x = torch.cat([(levels[1:] + levels[:-1]) / 2, torch.ones(1, device=device)])
+    packed = kernel.quantize_nf4(x).packed
+    assert packed.tolist() == [0x01, 0x23, 0x45, 0x67, 0x89, 0xAB, 0xCD, 0xEF]
+    assert torch.equal(packed, kernel.reference(x).packed)
+
+
 def test_errors_keep_within_half_the_widest_gap(device):
     x = normal(40, 64, device=device)
     absmax = x.abs().amax(1, keepdim=True)
