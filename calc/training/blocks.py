@@ -61,6 +61,7 @@ class BlockBytes(NamedTuple):
     weight_gradients: int
     input_gradient: int
     fixed: int  # the part of `kept` that does not grow with the batch
+    output_gradient: int
 
 
 @lru_cache(maxsize=8192)
@@ -72,7 +73,8 @@ def block_bytes(block: Block, sizes: Sizes) -> BlockBytes:
         alive += size[event] if event >= 0 else -size[~event]
         peak = max(peak, alive)
     kept = sum(size[number] for number in block.kept)
-    alive = highest = accumulating = kept + (size[block.output_gradient] if block.output_gradient >= 0 else 0)
+    output_gradient = size[block.output_gradient] if block.output_gradient >= 0 else 0
+    alive = highest = accumulating = kept + output_gradient
     held = 0
     for event in block.backward:
         alive += size[event] if event >= 0 else -size[~event]
@@ -84,6 +86,7 @@ def block_bytes(block: Block, sizes: Sizes) -> BlockBytes:
         size[0], peak, kept, size[block.output], highest, accumulating, held,
         size[block.input_gradient] if block.input_gradient >= 0 else 0,
         sum(size[number] for number in block.kept if not block.storages[number].extent.batch),
+        output_gradient,
     )  # fmt: skip
 
 

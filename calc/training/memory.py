@@ -25,10 +25,14 @@ PHASES = ("forward", "backward", "step")
 
 
 class Moment(NamedTuple):
-    """The highest point of a phase: bytes, and the segment whose peak it is (-1: none)."""
+    """The highest point of a phase: bytes, and the segment whose peak it is (-1: none).
+
+    `at`: its "block" runs; or, where weights are gathered, "before" it, or "after" it, when its gradients are reduced.
+    """
 
     bytes: int
     segment: int
+    at: str = "block"
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +125,8 @@ class StageMemory:
         made, total = [], 0
         for segment in reversed(self.segments):
             made.append(total)
+            if self.gathered.active and not segment.inside:
+                continue  # the root's wait unsharded, among what is gathered
             total += group_bytes(segment.tensors, self.key).gradients
             if segment.path == END and self.spec.tied:
                 total += group_bytes(model_of(self.plan, self.spec).tied_head, self.key).gradients
@@ -131,22 +137,42 @@ class StageMemory:
         """The highest point of each phase."""
         parameters, gradients, optimizer = self.states
         base = parameters + optimizer + self.beside + (gradients if self.accumulates else 0)
-        forward = backward = Moment(base + self.gathered.bytes("forward", False), -1)
+        forward = backward = Moment(base, -1)
         before = []
         kept = 0
         for index, segment in enumerate(self.segments):
             before.append(kept)
             taken = self.received if index == 0 else 0
-            taken -= self.gathered.bytes("forward", segment.inside)
-            forward = max(forward, Moment(base - taken + kept + segment.bytes.forward_peak, index))
+            forward = max(forward, *self._moments("forward", index, base - taken + kept, segment.bytes.forward_peak))
             kept += segment.bytes.kept
         for index, segment in reversed(list(enumerate(self.segments))):
             peak = segment.bytes.accumulating_peak if self.adds_at_once else segment.bytes.backward_peak
             freed = self._bytes_until("layers") if segment.path == EMBEDDING else 0
-            freed -= self._bytes_until("backward") + self.gathered.bytes("backward", segment.inside)
-            backward = max(backward, Moment(base - freed + before[index] + peak + self.later_gradients[index], index))
+            freed -= self._bytes_until("backward")
+            beside = base - freed + before[index] + self.later_gradients[index]
+            backward = max(backward, *self._moments("backward", index, beside, peak))
         step = parameters + gradients + optimizer + self._bytes_until("step") + self.step_bytes
         return {"forward": forward, "backward": backward, "step": Moment(step, -1)}
+
+    def _moments(self, phase: str, index: int, beside: int, peak: int) -> list[Moment]:
+        """A segment's own highest point, and those before and after it where weights are gathered and gradients reduced."""
+        gathered = self.gathered
+        found = [Moment(beside + peak + gathered.bytes(phase, index), index)]
+        for at in ("before", "after") if gathered.active else ():
+            if at == "before" or phase == "backward":
+                held = sum(self._around(phase, index, at).values())
+                found.append(Moment(beside + held + gathered.bytes(phase, index, at), index, at))
+        return found
+
+    def _around(self, phase: str, index: int, at: str) -> dict[str, int]:
+        """What a segment holds before it runs and after, beside what is gathered."""
+        sizes = self.segments[index].bytes
+        if phase == "forward":
+            return {"input": sizes.input}
+        if at == "before":
+            return {"kept": sizes.kept, "output_gradient": sizes.output_gradient}
+        root = self.segments[index].path == EMBEDDING  # whose gradients are among those of the root
+        return {"input_gradient": sizes.input_gradient, "weight_gradients": 0 if root else sizes.weight_gradients}
 
     def _bytes_until(self, until: str) -> int:
         return int(sum(constant.leaf.total for constant in self.constants if constant.until == until))
@@ -183,16 +209,27 @@ class StageMemory:
         if phase == "backward" and not self.accumulates:
             made += state_components(self._later(index), self.key, ("gradients",))
         made.append(Component("activations", children=self._kept(index, phase)))
-        inside = index >= 0 and self.segments[index].inside
-        made.append(Component("gathered", children=self.gathered.leaves(phase, inside)))
         if index >= 0:
-            alive = self.segments[index].alive(phase, self.adds_at_once)
-            made.append(Component("working", children=placed(self.segments[index].path, alive, 1)))
+            made.append(Component("gathered", children=self.gathered.leaves(phase, index, moment.at)))
+            made.append(self._working(phase, moment))
         return tuple(part for part in made if part.children or part.value)
+
+    def _working(self, phase: str, moment: Moment) -> Component:
+        """What the segment itself holds at that moment."""
+        segment = self.segments[moment.segment]
+        if moment.at == "block":
+            alive = segment.alive(phase, self.adds_at_once)
+        else:
+            held = self._around(phase, moment.segment, moment.at).items()
+            source = "what the block begins or ends with"
+            alive = tuple(_plain(name, value, "<x>", {"x": value}, source) for name, value in held if value)
+        return Component("working", children=placed(segment.path, alive, 1) if alive else ())
 
     def _later(self, index: int) -> tuple[Placed, ...]:
         counts: dict[int, tuple[Tensors, int]] = {}
         for segment in self.segments[index + 1 :]:
+            if self.gathered.active and not segment.inside:
+                continue
             found = [segment.tensors]
             if segment.path == END and self.spec.tied:
                 found.append(model_of(self.plan, self.spec).tied_head)
@@ -269,9 +306,10 @@ def model_of(plan: TrainingPlan, spec: ModelSpec) -> ModelTensors:
 def groups_of(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> tuple[Placed, ...]:
     """The tensors that a stage holds: its layers, the embedding on the first, the end on the last, towers on the first."""
     tensors = model_of(plan, spec)
-    groups: list[Placed] = [(tensors.embedding, int(stage.first))]
-    groups += [(tensors.kinds[kind], count) for kind, count in sorted(stage.counts.items())]
-    groups.append((tensors.end, int(stage.last)))
+    layers = [(tensors.kinds[kind], count) for kind, count in sorted(stage.counts.items())]
+    if StateKey.of(plan).rows and stage.first and stage.last:
+        return ((tensors.root, 1), *layers, *tensors.towers)
+    groups: list[Placed] = [(tensors.embedding, int(stage.first)), *layers, (tensors.end, int(stage.last))]
     if stage.last and not stage.first:
         groups.append((tensors.tied_head, 1))
     if stage.first:

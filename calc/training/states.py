@@ -74,7 +74,7 @@ class StateKey(NamedTuple):
         hf = plan.implementation == "hf"
         return cls(
             plan.recipe, plan.optimizer, plan.method == "lora", plan.zero, plan.shards, plan.expert_shards,
-            rows=plan.zero == 3 and hf, granule=GRANULE if hf else 1,
+            rows=plan.zero == 3 and hf and plan.shards > 1, granule=GRANULE if hf else 1,
             counters=hf and plan.optimizer_kernel == "fused" and OPTIMIZERS[plan.optimizer].counts_on_device,
         )  # fmt: skip
 
@@ -140,10 +140,13 @@ def group_bytes(tensors: Tensors, key: StateKey) -> GroupBytes:
     last = OPTIMIZERS[key.optimizer].moments[-1:]
     for tensor in tensors.tensors:
         for rule in key.rules(tensor):
-            place = (rule.group, rule.name, tensor.storage)
+            together = key.rows and rule.group == "gradients"  # FSDP2's reduce-scatter gives a group's in one buffer
+            place = (rule.group, rule.name, "" if together else tensor.storage)
             stored[place] = stored.get(place, 0) + key.bytes(tensor, rule)
     if key.counters:
-        trained = {storage for group, _, storage in stored if group == "gradients"}
+        trained = {
+            tensor.storage for tensor in tensors.tensors if any(rule.group == "gradients" for rule in key.rules(tensor))
+        }
         stored |= {("optimizer", "step", storage): 4 for storage in trained}
     exact, rounded = dict.fromkeys(GROUPS, 0), dict.fromkeys(GROUPS, 0)
     step = largest = 0

@@ -190,7 +190,7 @@ def _group(
     return Tensors(path, tuple(found))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class ModelTensors:
     """The tensors of a model on one rank of tp · ep: one group a layer kind, and what lies at the ends of the stack."""
 
@@ -199,6 +199,11 @@ class ModelTensors:
     end: Tensors  # final norm, head, prediction-head transforms
     towers: tuple[tuple[Tensors, int], ...]
     tied_head: Tensors  # what the last pipeline stage holds again when the head is tied
+
+    @cached_property
+    def root(self) -> Tensors:
+        """Both ends together, as FSDP2 shards them where one device holds both."""
+        return Tensors((), (*self.embedding.tensors, *self.end.tensors))
 
 
 def kind_path(stack: Stack, index: int) -> tuple[str, ...]:
