@@ -23,6 +23,7 @@ from calc.model.families.common import (
     moe,
     norms,
     num_layers,
+    whole_heads,
 )
 from calc.model.feed_forward import MLP, FeedForward
 from calc.model.fields import MOST_LAYERS, Fields
@@ -149,9 +150,17 @@ def stablelm(fields: Fields) -> ModelSpec:
         raise InputError.of("qk_layernorm", True, "only false is understood for StableLM")
     parallel = fields.flag("use_parallel_residual", default=False)
     names = ("input_norm",) if parallel else PRE
-    return dense(Traits(bias_flag="use_qkv_bias", flag_letters="qkv", norms=names, norm=LAYER_NORM, parallel=parallel))(
-        fields
-    )
+    sizes = (*heads(fields)[:2], whole_heads(fields)[2])
+    return dense(
+        Traits(
+            bias_flag="use_qkv_bias",
+            flag_letters="qkv",
+            norms=names,
+            norm=LAYER_NORM,
+            parallel=parallel,
+            attention={"sizes": sizes},
+        )
+    )(fields)
 
 
 def exaone4(fields: Fields) -> ModelSpec:

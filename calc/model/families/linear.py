@@ -23,6 +23,7 @@ from calc.model.families.common import (
     norms,
     num_layers,
     uniform,
+    whole_heads,
 )
 from calc.model.families.recurrences import kimi_delta, lightning, rg_lru, rwkv_mixer, short_convolution
 from calc.model.families.sparse import Experts, first_dense, shared_expert
@@ -70,7 +71,8 @@ def lfm2(fields: Fields) -> ModelSpec:
 
 def recurrent_gemma(fields: Fields) -> ModelSpec:
     """RecurrentGemma (Griffin, arXiv 2402.19427): two gated linear recurrences, then attention over a window."""
-    count, kv, head_dim = heads(fields)
+    count, kv, _ = heads(fields)
+    head_dim = whole_heads(fields)[2]
     width = fields.size_or_none("lru_width") or hidden(fields)
     fields.divides("num_attention_heads", count, "lru_width", width)
     turn = fields.items("block_types") or ["recurrent", "recurrent", "attention"]

@@ -18,7 +18,7 @@ from calc.model.weights import Norm, Part, Split, Weight, dim, linear
 
 def _t5_attention(fields: Fields, causal: bool, relative: bool = False) -> Attention:
     """T5's attention: no scaling, no rotation, and in the first layer a learned bias by distance that all layers add."""
-    width, count, size = fields.size("d_model"), fields.size("num_heads"), fields.size("d_kv")
+    width, count, size = fields.size("d_model"), fields.size("num_heads"), fields.size("d_kv", "head_dim")
     buckets = dim("B", fields.size("relative_attention_num_buckets", default=32))
     extra = (Weight("relative_bias", (buckets, dim("a", count)), Split.NONE),) if relative else ()
     modules = ("q", "k", "v", "o")

@@ -1,0 +1,132 @@
+"""What a sequence keeps, layer by layer, equals the cache that transformers fills when a tiny model of the family is run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from calc.model.config import from_config
+from calc.serving.cache import Kept, kept_tensors
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
+
+TOKENS = 12
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "head_dim": 8,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+EXPERTS = {
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "shared_expert_intermediate_size": 16,
+}
+LATENT = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "head_dim": None,
+    "num_key_value_heads": 4,
+    "first_k_dense_replace": 1,
+}
+DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+}
+GPT = {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64}
+MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4}
+WIDE = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96, "global_head_dim": 16, "sliding_window": 32}
+NEMOTRON = {"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 4, "n_groups": 1}
+KIMI = {"q_lora_rank": None, "linear_head_dim": 8, "linear_num_heads": 4, "mlp_layer_types": ["dense"] + ["sparse"] * 3}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {},
+    "MistralForCausalLM": {},
+    "MixtralForCausalLM": EXPERTS,
+    "Qwen2ForCausalLM": {},
+    "Qwen3ForCausalLM": {},
+    "Qwen3MoeForCausalLM": EXPERTS,
+    "Gemma2ForCausalLM": {"sliding_window": 32},
+    "Gemma3ForCausalLM": {"sliding_window": 32},
+    "Gemma4ForCausalLM": WIDE,
+    "GptOssForCausalLM": EXPERTS,
+    "Glm4MoeForCausalLM": EXPERTS | {"first_k_dense_replace": 1},
+    "Llama4ForCausalLM": EXPERTS | {"no_rope_layers": [1, 1, 1, 0], "intermediate_size_mlp": 48},
+    "MiniMaxM2ForCausalLM": EXPERTS,
+    "GPT2LMHeadModel": GPT,
+    "GPTBigCodeForCausalLM": GPT,
+    "GPTJForCausalLM": GPT | {"rotary_dim": 4},
+    "GPTNeoXForCausalLM": {},
+    "BloomForCausalLM": {"n_head": 4, "n_layer": 4},
+    "OPTForCausalLM": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "PhiForCausalLM": {},
+    "Phi3ForCausalLM": {},
+    "CohereForCausalLM": {},
+    "Olmo2ForCausalLM": {},
+    "StableLmForCausalLM": {},
+    "GraniteForCausalLM": {},
+    "SmolLM3ForCausalLM": {},
+    "DeepseekV2ForCausalLM": EXPERTS | LATENT,
+    "DeepseekV3ForCausalLM": EXPERTS | LATENT,
+    "Qwen3NextForCausalLM": EXPERTS | DELTA,
+    "Qwen3_5ForCausalLM": DELTA,
+    "Qwen3_5MoeForCausalLM": EXPERTS | DELTA,
+    "MambaForCausalLM": {"state_size": 4},
+    "Mamba2ForCausalLM": {"state_size": 4, "num_heads": 8, "head_dim": 8, "n_groups": 1},
+    "JambaForCausalLM": EXPERTS | {"num_hidden_layers": 8, "mamba_d_state": 4, "use_mamba_kernels": False},
+    "BambaForCausalLM": MAMBA2 | {"attn_layer_indices": [1]},
+    "GraniteMoeHybridForCausalLM": EXPERTS | MAMBA2 | {"layer_types": ["mamba", "attention"] * 2},
+    "NemotronHForCausalLM": NEMOTRON | {"layers_block_type": ["mamba", "attention", "mlp", "mamba"]},
+    "Lfm2ForCausalLM": {"layer_types": ["conv", "full_attention"] * 2, "block_multiple_of": 8},
+    "KimiLinearForCausalLM": EXPERTS | LATENT | KIMI | {"layer_types": ["linear_attention"] * 3 + ["full_attention"]},
+}
+
+
+def _held(layer: Any) -> int:
+    """The elements that a layer of the cache holds, whatever its kind."""
+    import torch
+
+    total = 0
+    for value in vars(layer).values():
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+        total += sum(each.numel() for each in inner if isinstance(each, torch.Tensor) and each.dim() > 1)
+    return total
+
+
+def _counted(kept: Kept) -> int:
+    return kept.elements * (1 if kept.fixed else min(TOKENS, kept.most or TOKENS))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_sequence_keeps_what_transformers_keeps(name):
+    import torch
+    import transformers
+
+    model_class = getattr(transformers, name)
+    fields = {key: value for key, value in (SIZES | FAMILIES[name]).items() if value is not None}
+    config = model_class.config_class(**fields)
+    with torch.no_grad():
+        answer = model_class(config).eval()(torch.arange(3, 3 + TOKENS)[None], use_cache=True)
+    cache = getattr(answer, "cache_params", None) or getattr(answer, "past_key_values", None) or answer.cache
+    spec = from_config(config.to_dict() | {"architectures": [name]})
+    kinds = kept_tensors(spec, 1, 0, 0, False)
+    assert [sum(map(_counted, kinds[at])) for at in spec.layers.pattern] == [_held(layer) for layer in cache.layers]
