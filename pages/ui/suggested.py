@@ -115,6 +115,7 @@ def _formulas(found: Suggested, key: str) -> None:
         formula, given, value = rows[st.selectbox("Figure", list(rows), key=f"{key}source of")]
         st.latex(formula.symbolic())
         st.latex(f"{formula.with_numbers(given)} = {value.replace(',', '{,}')}")
+        st.markdown(f"**{value}**")
         source = plain(formula.source)
         st.markdown(f"Source: [{source}]({formula.url})" if formula.url else f"Source: {source}")
         st.markdown("".join(f"- Assumes: {plain(each)}\n" for each in formula.assumes))

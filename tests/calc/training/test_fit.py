@@ -7,6 +7,8 @@ from dataclasses import replace
 from math import ceil
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from calc.cli import run
 from calc.compute import ComputePlan, compute
@@ -86,6 +88,37 @@ def test_no_change_can_leave_out_one_of_its_parts(name, machine, values):
 @pytest.mark.parametrize(("name", "machine", "values"), FITS)
 def test_nothing_is_suggested_for_what_fits(name, machine, values):
     assert changes_that_fit(model(name), plan_of(values), machine) == ()
+
+
+PLANS = st.fixed_dictionaries(
+    {
+        "seq": st.sampled_from([1024, 4096, 8192]),
+        "micro_batch": st.sampled_from([1, 2, 6, 16]),
+        "dp": st.sampled_from([1, 2, 8, 64]),
+        "zero": st.integers(0, 3),
+        "pp": st.sampled_from([1, 1, 4]),
+        "recipe": st.sampled_from(["pure-bf16", "amp", "fp32", "megatron-bf16", "fsdp-bf16"]),
+        "optimizer": st.sampled_from(["adamw", "sgd", "muon", "lion"]),
+        "recompute": st.sampled_from(["none", "full"]),
+        "implementation": st.sampled_from(["hf", "fused"]),
+        "schedule": st.sampled_from(["1f1b", "gpipe"]),
+    }
+)
+MODELS = st.sampled_from(["llama-2-7b", "meta-llama-3.1-70b", "qwen3-8b", "mixtral-8x7b-v0.1", "gemma-2-9b", "gpt2"])
+
+
+@settings(max_examples=25, deadline=None)
+@given(MODELS, st.sampled_from([H100, RTX_4090, T4]), PLANS)
+def test_any_plan_either_fits_or_is_told_what_would_make_it_fit(name, machine, values):
+    spec, plan = model(name), plan_of(values)
+    changes = changes_that_fit(spec, plan, machine)
+    assert bool(changes) != train(spec, plan, machine).fits
+    assert all(train(spec, plan_of(values | change.values), machine).fits for change in changes)
+    for field in ("micro_batch", "seq"):
+        found = largest(spec, plan, machine, field)
+        assert not found or train(spec, plan_of(values | {field: found}), machine).fits
+        for more in (1, 2, 3, 7, 50, 333):
+            assert not train(spec, plan_of(values | {field: found + more}), machine).fits
 
 
 def test_nothing_is_suggested_without_a_gpu():
