@@ -42,6 +42,11 @@ class ParameterAnswer:
         """Parameters of each tower that the published checkpoint holds and the model class does not build."""
         return {tower.name: tower_parameters(tower) for tower in self.spec.towers if not tower.in_total}
 
+    @property
+    def active_without_embedding(self) -> int:
+        """Active parameters without the input table, as some cards count (gpt-oss); a tied table is the head, and stays."""
+        return self.active if self.spec.tied else self.active - self.embedding
+
     def as_json(self) -> dict[str, Any]:
         """The answer with the keys of `python -m calc params`."""
         return {
@@ -49,6 +54,7 @@ class ParameterAnswer:
             "architecture": self.spec.architecture,
             "total": self.total,
             "active": self.active,
+            "active_without_embedding": self.active_without_embedding,
             "embedding": self.embedding,
             "trainable": self.trainable,
             "tied": self.spec.tied,
