@@ -36,7 +36,8 @@ def test_more_zero_never_raises_states_or_activations(name, recipe, implementati
     ]
     held = [states(answer) for answer in answers]
     assert held == sorted(held, reverse=True)
-    assert len({kept(answer) for answer in answers}) == 1
+    beside = [kept(answer) for answer in answers]  # DDP's buckets, which ZeRO-2 and 3 do without
+    assert beside == sorted(beside, reverse=True)
 
 
 @settings(max_examples=60, deadline=None)
