@@ -186,6 +186,12 @@ def grouped_mm(left: Tensor, right: Tensor, *args: Any, **kwargs: Any) -> Any:
     return torch.ops.aten._grouped_mm(left.bfloat16(), right.bfloat16(), *args, **kwargs).to(kept)
 
 
+def layer_norm(*args: Any) -> Any:
+    """Layer norm with its statistics in fp32, as CUDA keeps them; on a CPU they have the input's format."""
+    output, *statistics = torch.ops.aten.native_layer_norm(*args)
+    return output, *(each.float() for each in statistics)
+
+
 def _eligible(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point() and value.dtype is not torch.float64
 

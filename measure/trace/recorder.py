@@ -13,14 +13,17 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from measure.trace.cuda import grouped_mm
+from measure.trace.cuda import grouped_mm, layer_norm
 
 _MAIN_SEQUENCES = 2**62  # AccumulateGrad's sequence number lies above; real ones below
 _QUERIES = {
     torch.ops.prim.device.default,
     torch.ops.aten.detach.default,
 }  # make no storage, and are no operation of the model
-_GROUPED = torch.ops.aten._grouped_mm.default
+_AS_CUDA = {  # operators whose version for fake CPU tensors takes or keeps other formats
+    torch.ops.aten._grouped_mm.default: grouped_mm,
+    torch.ops.aten.native_layer_norm.default: layer_norm,
+}
 _SCALAR_READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default}
 _BUFFERS = {"all_gather_copy_in": "all_gather", "chunk_cat": "reduce_scatter"}  # what FSDP2's operators fill
 
@@ -46,15 +49,17 @@ class Node:
 
 @dataclass(eq=False, slots=True)
 class Storage:
-    """One storage: its bytes, what made it, and the first operation that saved it for backward."""
+    """One storage: its bytes (rounded as the allocator does, and exact), what made it, and the first operation that saved it."""
 
     nbytes: int
+    exact: int
     shape: tuple[int, ...]
     dtype: torch.dtype
     op: str
     site: Site
     category: str = ""
     saved_by: Node | None = None
+    again: bool = False  # backward computed it a second time
 
 
 class Event(NamedTuple):
@@ -156,7 +161,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in _QUERIES or func.namespace == "profiler":
             return func(*args, **(kwargs or {}))
         self._site = self._where(func._opname)
-        run = grouped_mm if func is _GROUPED else func
+        run = _AS_CUDA.get(func, func)
         result = run(*args, **(kwargs or {}))
         owners = args[0] if self.by_owner and self.phase == "step" and args else ()
         if isinstance(result, Tensor):
@@ -208,7 +213,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         nbytes = -(-exact // self._rounding) * self._rounding
         owned = self.of(owner) if owner is not None else None
         site = owned.site._replace(phase=self.phase) if owned else self._site
-        storage = Storage(nbytes, tuple(tensor.shape), tensor.dtype, func._schema.name.split("::")[1], site)
+        storage = Storage(nbytes, exact, tuple(tensor.shape), tensor.dtype, func._schema.name.split("::")[1], site)
+        storage.again = bool(self._stack) and self.phase.startswith("backward")
         self._live[key] = (storage, weakref.ref(untyped, lambda _: self._end(key, storage)))
         self.events.append(Event(storage, 1, self._site))
 

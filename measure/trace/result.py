@@ -10,9 +10,7 @@ from typing import Any
 from calc.breakdown import Breakdown, Component
 from measure.trace.model import Stack
 from measure.trace.recorder import Storage
-from measure.trace.timeline import Key, Peak, path_of
-
-STATES = ("parameters", "gradients", "optimizer")
+from measure.trace.timeline import STATES, Key, Peak, path_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +81,7 @@ class TraceResult:
             "layers_run": self.layers_run,
             "saved": [_row(row) for row in self.saved],
             "components": [{**row, "source": self.witness} for row in self.breakdown().components()],
+            "alive": [{**key._asdict(), "value": nbytes} for key, nbytes in self.alive.items()],
             "assumptions": list(self.assumptions),
         }
 
@@ -94,8 +93,8 @@ def _row(row: SavedRow) -> dict[str, Any]:
 def _tree(name: str, alive: Mapping[Key, int]) -> Component:
     """Category over path: one leaf for each, and one for all that is smaller than the table needs."""
     nested: dict[str, Counter[str]] = {}
-    for (category, path), nbytes in alive.items():
-        nested.setdefault(category, Counter())[path] += nbytes
+    for key, nbytes in alive.items():
+        nested.setdefault(key.category, Counter())[key.path] += nbytes
     return Component(name, children=tuple(_category(category, paths) for category, paths in nested.items()))
 
 

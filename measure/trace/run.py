@@ -16,9 +16,9 @@ from calc.errors import InputError
 from measure.trace.cuda import cuda_choices
 from measure.trace.model import Stack, build, cut, find_stack, quiet, text_config
 from measure.trace.options import TraceOptions
-from measure.trace.result import STATES, TraceResult, by_phase, saved_rows
+from measure.trace.result import TraceResult, by_phase, saved_rows
 from measure.trace.step import Observed, run_steps
-from measure.trace.timeline import Delta, Key, Peak, Unextendable, extend, peaks, states
+from measure.trace.timeline import STATES, Delta, Key, Peak, Unextendable, extend, peaks, states
 
 _SHARED = {
     0: "data-parallel ranks: DistributedDataParallel's buckets do not trace; the ranks are as one alone",
@@ -64,7 +64,7 @@ def _trace(config: Mapping[str, Any], options: TraceOptions, progress: Progress)
         parameters_bytes=_sum(before, "parameters"),
         gradients_bytes=_sum(after_backward, "gradients"),
         optimizer_bytes=_sum(before, "optimizer"),
-        activations_bytes=sum(nbytes for (category, _), nbytes in after_forward.items() if category not in STATES),
+        activations_bytes=sum(nbytes for key, nbytes in after_forward.items() if key.category not in STATES),
         phases={phase: highest[phase].nbytes for phase in ("forward", "backward", "step")},
         alive=peak.alive,
         saved=saved_rows(seen.after_forward, stack),
@@ -104,7 +104,7 @@ def _choices(model: nn.Module) -> list[str]:
 
 
 def _sum(held: Mapping[Key, int], category: str) -> int:
-    return sum(nbytes for (kind, _), nbytes in held.items() if kind == category)
+    return sum(nbytes for key, nbytes in held.items() if key.category == category)
 
 
 def _check(before: Counter[Key], deltas: list[Delta], after_backward: Counter[Key]) -> None:

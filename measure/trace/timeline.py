@@ -11,7 +11,20 @@ from typing import NamedTuple
 from measure.trace.model import Stack
 from measure.trace.recorder import Event, Site, Storage
 
-Key = tuple[str, str]  # category, path
+STATES = ("parameters", "gradients", "optimizer")
+
+
+class Key(NamedTuple):
+    """What live bytes are counted under: what they are, and where they belong.
+
+    `path` names what saves an activation, or else what made it; `made_by` what made it in any case, in which phase of the step
+    (what backward computes again counts as forward's).
+    """
+
+    category: str
+    path: str
+    made_by: str
+    phase: str
 
 
 class Unextendable(Exception):
@@ -40,11 +53,19 @@ def path_of(site: Site, op: str) -> str:
     return "/".join([*parts, *filter(None, (site.module, op))])
 
 
-def key_of(storage: Storage) -> Key:
-    """The category and path that a storage counts under: what saves it names an activation, what makes it all others."""
-    if storage.category in ("activations", "") and storage.saved_by is not None:
-        return storage.category or "temporaries", path_of(storage.saved_by.site, storage.saved_by.op)
-    return storage.category or "temporaries", path_of(storage.site, storage.op)
+def shares(storage: Storage) -> Iterator[tuple[Key, int]]:
+    """The keys that a storage counts under, with its bytes: what saves it names an activation, what makes it all others.
+
+    The allocator's rounding of a state is a part of its own, as in a prediction.
+    """
+    category, made_by = storage.category or "temporaries", path_of(storage.site, storage.op)
+    saved = storage.saved_by if storage.category in ("activations", "") else None
+    path = path_of(saved.site, saved.op) if saved else made_by
+    rounding = storage.nbytes - storage.exact if category in STATES else 0
+    phase = "forward" if storage.again else storage.site.phase.partition(" ")[0]
+    yield Key(category, path, made_by, phase), storage.nbytes - rounding
+    if rounding:
+        yield Key(category, "rounding", "rounding", ""), rounding
 
 
 def extend(events: Sequence[Event], stack: Stack) -> list[Delta]:
@@ -101,17 +122,17 @@ def _outside(events: Iterable[Event], counts: Mapping[int, int]) -> Iterator[Del
     """What happens outside the layers; to a layer's storage it happens in all the layers that it stands for."""
     for storage, sign, site in events:
         if storage.category != "host":
-            made_in = storage.site.layer
-            yield Delta(
-                key_of(storage), sign * storage.nbytes * (1 if made_in is None else counts[made_in]), site.phase
-            )
+            count = 1 if storage.site.layer is None else counts[storage.site.layer]
+            for key, nbytes in shares(storage):
+                yield Delta(key, sign * nbytes * count, site.phase)
 
 
 def _inside(events: Iterable[Event], last: bool) -> Iterator[Delta]:
     """What happens in one layer. What was made outside, once for all, is released by the last of the layers that do."""
     for storage, sign, site in events:
         if storage.category != "host" and (last or sign > 0 or storage.site.layer is not None):
-            yield Delta(key_of(storage), sign * storage.nbytes, site.phase)
+            for key, nbytes in shares(storage):
+                yield Delta(key, sign * nbytes, site.phase)
 
 
 def states(storages: Iterable[Storage], stack: Stack) -> Counter[Key]:
@@ -120,9 +141,9 @@ def states(storages: Iterable[Storage], stack: Stack) -> Counter[Key]:
     held: Counter[Key] = Counter()
     for storage in storages:
         if storage.category != "host":
-            held[key_of(storage)] += storage.nbytes * (
-                counts[storage.site.layer] if storage.site.layer is not None else 1
-            )
+            count = 1 if storage.site.layer is None else counts[storage.site.layer]
+            for key, nbytes in shares(storage):
+                held[key] += nbytes * count
     return held
 
 
