@@ -41,5 +41,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_standard_input() -> dict[str, Any]:
-    """The config on standard input; one byte over the limit is enough to refuse it."""
+    """The config on standard input; one byte over the limit is enough to refuse it. InputError when it is closed."""
+    if sys.stdin is None:  # the caller closed it: `<&-`
+        raise InputError("MODEL: standard input is closed; give the text of a config.json there", "MODEL")
     return parse_config(sys.stdin.buffer.read(LARGEST_CONFIG + 1))

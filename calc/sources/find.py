@@ -71,6 +71,8 @@ def find(model: str, stored: bool = False) -> Found | None:
 
     if model == "-":
         return Found("standard input", read_standard_input())
+    if not model.strip():
+        return None
     if "\0" in model:
         raise InputError.of("MODEL", model, "a path holds no NUL")
     try:
