@@ -185,7 +185,7 @@ class StageMemory:
         if self.plan.optimizer_kernel == "foreach":
             return ledger.foreach * sum(found.step * count for found, count in held)
         if self.plan.optimizer_kernel == "loop":
-            return ledger.loop * max((found.largest for found, _ in held), default=0)
+            return max((found.loop for found, _ in held), default=0)
         return 0
 
     @cached_property
@@ -284,7 +284,7 @@ class StageMemory:
             return []
         ledger = OPTIMIZERS[self.plan.optimizer]
         foreach = self.plan.optimizer_kernel == "foreach"
-        copies = ledger.foreach if foreach else ledger.loop
+        copies = ledger.foreach if foreach else 1
         numbers = {"m": self.step_bytes // copies}
         source = f"{ledger.source}, {'foreach' if foreach else 'one tensor at a time'}"
         return [_plain("optimizer_step", self.step_bytes, rf"{copies} \cdot <m>", numbers, source, ledger.url)]

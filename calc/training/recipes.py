@@ -112,6 +112,7 @@ class OptimizerLedger:
     vectors_adamw: bool = False
     foreach: int = 0  # copies of a moment alive at the step, by kernel
     loop: int = 0
+    bound: int = 0  # copies of the tensor before, to which a name of the loop is still bound
     counts_on_device: bool = False  # its fused kernel keeps a step counter for each tensor
     note: str = ""
 
@@ -123,12 +124,13 @@ _HELD_ON_DEVICE = "paged-adamw: its moments are counted on the device, where the
 OPTIMIZERS: Final = {
     "adamw": OptimizerLedger(
         ("moment_1", "moment_2"), "PyTorch 2.13, torch/optim/adam.py", f"{_OPTIM}.AdamW.html", foreach=1, loop=2,
-        counts_on_device=True,
+        bound=1, counts_on_device=True,
     ),
     "sgd": OptimizerLedger((), "PyTorch 2.13, torch/optim/sgd.py", f"{_OPTIM}.SGD.html"),
     "momentum": OptimizerLedger(("momentum",), "PyTorch 2.13, torch/optim/sgd.py", f"{_OPTIM}.SGD.html"),
     "adafactor": OptimizerLedger(
-        ("moment_2",), "PyTorch 2.13, torch/optim/_adafactor.py", f"{_OPTIM}.Adafactor.html", factored=True, foreach=1, loop=2
+        ("moment_2",), "PyTorch 2.13, torch/optim/_adafactor.py", f"{_OPTIM}.Adafactor.html", factored=True, foreach=1, loop=1,
+        bound=1,
     ),
     "lion": OptimizerLedger(("momentum",), "Lion, arXiv 2302.06675, program 1", "https://arxiv.org/abs/2302.06675", foreach=1, loop=1),
     "muon": OptimizerLedger(

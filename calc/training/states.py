@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 from calc.breakdown import Component, Formula, Number
@@ -118,14 +119,14 @@ class StateKey(NamedTuple):
 
 class GroupBytes(NamedTuple):
     """Bytes of a group of tensors on one device, storages rounded up; `exact` before that. `step` is what the optimizer's
-    step copies of it: the last moment with foreach; `largest` the bytes of the largest tensor's moment."""
+    step makes of it with foreach: a copy of each tensor, as wide as a moment; `loop` what it makes of one tensor at a time at most."""
 
     parameters: int
     gradients: int
     optimizer: int
     exact: tuple[int, ...]
     step: int
-    largest: int
+    loop: int
 
     @property
     def rounded(self) -> tuple[int, int, int]:
@@ -137,28 +138,29 @@ class GroupBytes(NamedTuple):
 def group_bytes(tensors: Tensors, key: StateKey) -> GroupBytes:
     """The states of a group of tensors. Cached: a group hashes by identity."""
     stored: dict[tuple[str, str, str], int] = {}
-    last = OPTIMIZERS[key.optimizer].moments[-1:]
+    ledger, copies = OPTIMIZERS[key.optimizer], dict[str, int]()
     for tensor in tensors.tensors:
         for rule in key.rules(tensor):
             together = key.rows and rule.group == "gradients"  # FSDP2's reduce-scatter gives a group's in one buffer
             place = (rule.group, rule.name, "" if together else tensor.storage)
             stored[place] = stored.get(place, 0) + key.bytes(tensor, rule)
+            if (rule.name,) == ledger.moments[-1:]:
+                whole = key.bytes(tensor, replace(rule, kind="plain") if rule.kind == "factored" else rule)
+                copies[tensor.storage] = copies.get(tensor.storage, 0) + whole
     if key.counters:
         trained = {
             tensor.storage for tensor in tensors.tensors if any(rule.group == "gradients" for rule in key.rules(tensor))
         }
         stored |= {("optimizer", "step", storage): 4 for storage in trained}
     exact, rounded = dict.fromkeys(GROUPS, 0), dict.fromkeys(GROUPS, 0)
-    step = largest = 0
-    for (group, name, _), size in stored.items():
+    for (group, _, _), size in stored.items():
         up = round_up(size, key.granule)
         exact[group] += size
         rounded[group] += up
-        if (name,) == last:
-            step += up
-            largest = max(largest, up)
     parameters, gradients, optimizer = (rounded[group] for group in GROUPS)
-    return GroupBytes(parameters, gradients, optimizer, tuple(exact[group] for group in GROUPS), step, largest)
+    sizes = [round_up(size, key.granule) for size in copies.values()]
+    loop = max((ledger.loop * own + ledger.bound * before for before, own in pairwise([0, *sizes])), default=0)
+    return GroupBytes(parameters, gradients, optimizer, tuple(exact[group] for group in GROUPS), sum(sizes), loop)
 
 
 def leaf(key: StateKey, tensor: Tensor, rule: Rule, name: str) -> Component:

@@ -102,7 +102,10 @@ def test_plain_optimizers_keep_their_moments(optimizer, bytes_per_parameter):
     assert answer.optimizer_bytes == bytes_per_parameter * LLAMA_2_7B
 
 
-@pytest.mark.parametrize(("kernel", "copies"), [("foreach", LLAMA_2_7B), ("loop", 2 * 32000 * 4096), ("fused", 0)])
+# the loop's names are still bound to what the final norm, just before the head, needed
+@pytest.mark.parametrize(
+    ("kernel", "copies"), [("foreach", LLAMA_2_7B), ("loop", 2 * 32000 * 4096 + 4096), ("fused", 0)]
+)
 def test_the_step_of_adamw_holds_what_its_kernel_copies(kernel, copies):
     answer = train(model("llama-2-7b"), TrainingPlan(seq=512, optimizer_kernel=kernel))
     assert answer.worst.step_bytes == 2 * copies
