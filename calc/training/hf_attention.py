@@ -156,22 +156,31 @@ def _eager(b: Builder, query: Value, key: Value, value: Value, heads: Heads, mix
     size = ops.matmul_bytes(t, value)
     if a.size != k.size:
         key, value = _repeated(b, key, k, "repeated_key", a * d), _repeated(b, value, k, "repeated_value", a * d_v)
-    query, key, value = (ops.cast(t, x, size, name) for x, name in ((query, "query"), (key, "key"), (value, "value")))
+    wanted = query.bytes  # under autocast the rotary tables make it fp32, until the matmul
+    query, key = ops.cast(t, query, size, "query"), _merged(b, ops.cast(t, key, size, "key"))
     scores = t.new("scores", a, PAIRS, size)
     ops.kernel(t, [query, key], scores, [query, key] if query.grad else [])
     scores = ops.scale(t, scores, "scores")
     if mixer and mixer.softcap:
         scores = ops.scale(t, ops.unary(t, ops.scale(t, scores), "capped", "result"), "scores")
-    scores = ops.scale(t, scores, "scores")  # plus the mask
+    scores = ops.shift(t, scores, b.settings.bytes, "scores")  # plus the mask, in the format of the embeddings
     if mixer and mixer.sinks:
         weights = _with_sinks(b, scores, a)
     else:
-        weights = ops.cast(t, ops.softmax(t, scores, "probabilities", FULL), size, "weights")
+        weights = ops.cast(t, ops.softmax(t, scores, "probabilities", FULL), wanted, "weights")
     del scores
     weights = ops.dropout(t, weights, b.settings.probability("attention"), "weights")
+    weights, value = ops.cast(t, weights, size, "weights"), _merged(b, ops.cast(t, value, size, "value"))
     out = t.new("mixed", a * d_v, query.extent, size)
     ops.kernel(t, [weights, value], out, [weights, value] if weights.grad or value.grad else [])
     return ops.copy(t, out, "output_input")
+
+
+def _merged(b: Builder, x: Value) -> Value:
+    """Batch and heads as one dimension, which a batched matmul wants: a copy of heads that are a part of a fused tensor, or
+    one head seen by all, where there are several sequences."""
+    apart = x.storage.dim.size != x.dim.size
+    return ops.copy(b.tape, x, "heads") if apart and b.settings.several else x
 
 
 def _with_sinks(b: Builder, scores: Value, a: Dim) -> Value:

@@ -51,6 +51,7 @@ def settings_of(plan: TrainingPlan, spec: ModelSpec) -> Settings:
         sharded_sequence=plan.sharded_sequence,
         lora=Lora(plan.lora_rank, plan.lora_targets) if plan.method == "lora" else None,
         router=spec.architecture,
+        several=plan.micro_batch > 1 or attention_of(plan, spec) != "eager",
         longest_masked=max(shorter, default=0),
     )
 
@@ -162,19 +163,20 @@ def hf_constants(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> list[Cons
     ]
     if plan.recompute == "full":  # each checkpoint holds the arguments of its layer
         made.append(_constant("position_ids", 8 * tokens, r"8 \cdot <s>", {"s": tokens}, False, "layers"))
+    made += _masks(plan, spec)
     for name, size, latex, numbers in _router_buffers(spec, stage):
         made.append(_constant(name, size, latex, numbers, False, "step"))
     if spec.embedding_scale:
         made.append(_constant("embedding_scale", 4, "4", {}, False, "step"))
     recipe = RECIPES[plan.recipe]
     size = recipe.compute if recipe.gathered else recipe.weight
-    size = 4 if spec.architecture in _FP32_TABLES else size
+    size = 4 if spec.architecture in _FP32_TABLES | _COMPLEX_TABLES else size
     widths = _rotary_widths(spec)
     for number, width in enumerate(widths, 1):
         suffix = f"_{number}" if len(widths) > 1 else ""
         half = 2 if spec.architecture in _HALF_TABLES else 1
         latex = rf"{size} \cdot <s> \cdot <d>" if half == 1 else rf"{size} \cdot <s> \cdot \frac{{<d>}}{{2}}"
-        for name in ("cosines", "sines"):
+        for name in ("rotations",) if spec.architecture in _COMPLEX_TABLES else ("cosines", "sines"):
             made.append(
                 _constant(
                     name + suffix, size * tokens * width // half, latex, {"s": tokens, "d": width}, False, "layers"
@@ -198,6 +200,25 @@ def _router_buffers(spec: ModelSpec, stage: Stage) -> Iterator[tuple[str, int, s
             yield f"router_correction_{kind}", count * each, latex, numbers
 
 
+def _masks(plan: TrainingPlan, spec: ModelSpec) -> Iterator[Constant]:
+    """The masks that all layers read, one for each window: numbers to add for eager attention; for SDPA truth values, of
+    those windows that the sequence exceeds. A checkpoint holds them, as its layer's arguments, until its backward."""
+    until = "layers" if plan.recompute == "full" else "stack"
+    tokens, settings = plan.seq // plan.cp, settings_of(plan, spec)
+    attends = any(isinstance(kind.mixer, Attention | LatentAttention) for kind in spec.layers.kinds)
+    windows = sorted({*_windows(spec)} or {0}) if attends else []
+    if settings.attention == "eager":
+        numbers: dict[str, Number] = {"b": plan.micro_batch, "s": tokens}
+        for window in windows:
+            name = f"mask_{window}" if window else "mask"
+            exact = settings.bytes * plan.micro_batch * tokens**2
+            yield _constant(name, exact, rf"{settings.bytes} \cdot <b> \cdot <s>^{{2}}", numbers, True, until)
+    elif settings.attention == "sdpa":
+        for window in windows:
+            if 0 < window <= settings.longest_masked:
+                yield _constant(f"mask_{window}", tokens**2, "<s>^{2}", {"s": tokens}, False, until)
+
+
 def _constant(name: str, exact: int, latex: str, numbers: dict[str, Number], each: bool, until: str) -> Constant:
     value = round_up(exact, GRANULE)
     latex = latex if value == exact else rf"512 \cdot \lceil \frac{{{latex}}}{{512}} \rceil"
@@ -207,6 +228,7 @@ def _constant(name: str, exact: int, latex: str, numbers: dict[str, Number], eac
 
 
 _FP32_TABLES = frozenset({"Olmo2ForCausalLM", "Olmo3ForCausalLM"})  # the rest cast them to the model's format
+_COMPLEX_TABLES = frozenset({"DeepseekV2ForCausalLM"})  # one complex number for a pair of features
 _HALF_TABLES = frozenset({"GptOssForCausalLM"})  # the two halves of a head share their angles
 # Models whose windowed layers turn with a base of their own.
 _TWO_BASES = frozenset({"Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"})

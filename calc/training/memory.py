@@ -22,6 +22,7 @@ from calc.units import ceil_div
 
 EMBEDDING, END = ("embedding",), ("end",)
 PHASES = ("forward", "backward", "step")
+_PASSING = ("backward", "stack")  # constants that are gone between forward and backward
 
 
 class Moment(NamedTuple):
@@ -69,12 +70,14 @@ class StageMemory:
 
     @property
     def constant_bytes(self) -> int:
-        return int(sum(constant.leaf.total for constant in self.constants if constant.until != "backward"))
+        return int(sum(constant.leaf.total for constant in self.constants if constant.until not in _PASSING))
 
     @cached_property
     def kept_once(self) -> int:
         """What one micro-batch keeps from forward to backward on this device."""
-        each = sum(constant.leaf.total for constant in self.constants if constant.each)
+        each = sum(
+            constant.leaf.total for constant in self.constants if constant.each and constant.until not in _PASSING
+        )
         return self.kept_by_segments + int(each) + self.received
 
     @cached_property
@@ -102,8 +105,8 @@ class StageMemory:
     @cached_property
     def constant_activations(self) -> int:
         """The part of the activations that does not grow with the batch: tables, weight copies, buffers, gathered weights."""
-        fixed = sum(constant.leaf.total for constant in self.constants if not constant.each or constant.fixed)
-        fixed -= self._bytes_until("backward")
+        constants = [constant for constant in self.constants if constant.until not in _PASSING]
+        fixed = sum(constant.leaf.total for constant in constants if not constant.each or constant.fixed)
         return int(fixed) + sum(segment.bytes.fixed for segment in self.segments) + self.gathered.kept_bytes
 
     @cached_property
@@ -143,6 +146,7 @@ class StageMemory:
         for index, segment in enumerate(self.segments):
             before.append(kept)
             taken = self.received if index == 0 else 0
+            taken -= self._bytes_until("stack") if segment.inside else 0
             forward = max(forward, *self._moments("forward", index, base - taken + kept, segment.bytes.forward_peak))
             kept += segment.bytes.kept
         for index, segment in reversed(list(enumerate(self.segments))):
@@ -241,6 +245,8 @@ class StageMemory:
         """What is kept beside the states while the segment of that index runs, by the segments before it and the rest."""
         freed = phase == "backward" and index >= 0 and self.segments[index].path == EMBEDDING
         gone = {"layers" if freed else "", "backward" if phase == "forward" or index < 0 else ""}
+        if phase == "backward" or index < 0 or not self.segments[index].inside:
+            gone.add("stack")
         made = [constant.leaf for constant in self.constants if constant.until not in gone]
         if self.received and not (index == 0 and phase == "forward"):
             made.append(

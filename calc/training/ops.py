@@ -41,6 +41,13 @@ def scale(t: Tape, x: Value, name: str = "scaled") -> Value:
     return out
 
 
+def shift(t: Tape, x: Value, size: int, name: str = "shifted") -> Value:
+    """x plus a constant of `size` bytes an element: nothing is saved, and the gradient passes as it is."""
+    out = t.like(x, name, max(x.bytes, size))
+    t.record([x], out, [], lambda g, to=x.bytes: (_to(t, g, to),))
+    return out
+
+
 def mul(t: Tape, a: Value, b: Value, name: str = "product") -> Value:
     """a * b, where b may be smaller and broadcast: each is saved if the other needs a gradient."""
     out = t.like(a, name, max(a.bytes, b.bytes))
@@ -193,10 +200,10 @@ def mean(t: Tape, x: Value, rows: Dim = ONE, name: str = "mean") -> Value:
 
 
 def softmax(t: Tape, x: Value, name: str, size: int | None = None) -> Value:
-    """Softmax with its own number format: the result is saved."""
-    out = t.like(x, name, size or (FULL if t.autocast else x.bytes))
-    to = x.bytes
-    t.record([x], out, [out] if x.grad else [], lambda g, *saved: (_to(t, t.like(g), to),))
+    """Softmax in its own number format, to which its input is cast first (fused for fp16 only): the result is saved."""
+    wide = cast(t, x, size or (FULL if t.autocast else x.bytes), "fp32_input")
+    out = t.like(wide, name)
+    t.record([wide], out, [out] if wide.grad else [], lambda g, *saved: (t.like(g),))
     return out
 
 

@@ -209,6 +209,9 @@ def _broken(plan: TrainingPlan, rules: tuple[Rule, ...]) -> Iterator[str]:
             yield message.format(**{**values, "global_batch": plan.batch})
 
 
+_PUBLISHED_STACKED = frozenset({"GptOssForCausalLM"})  # experts that were never linear layers, which peft leaves alone
+
+
 def check(plan: TrainingPlan, spec: ModelSpec) -> None:
     """InputError unless the layout fits the model: heads, widths, experts and layers divide as the plan asks."""
     for field, value, name, size in _divisions(plan, spec):
@@ -225,7 +228,15 @@ def check(plan: TrainingPlan, spec: ModelSpec) -> None:
     if plan.pp * plan.virtual_stages > layers:
         product = f"pp * virtual_stages ({plan.pp} * {plan.virtual_stages})"
         raise InputError(f"{product} must be at most num_hidden_layers ({layers})", "pp")
-    if plan.ep > 1 and not any(isinstance(kind.feed_forward, MoE) for kind in spec.layers.kinds):
+    experts = any(isinstance(kind.feed_forward, MoE) for kind in spec.layers.kinds)
+    stacked = experts and spec.architecture not in _PUBLISHED_STACKED
+    if stacked and plan.lora_targets == ("all-linear",):  # adapters of rank r · E on the stacked weights (peft 0.21)
+        raise InputError(
+            f"lora_targets: with 'all-linear' peft adapts the experts of {spec.name} too, which is not modelled; "
+            "name the modules, such as q_proj,v_proj",
+            "lora_targets",
+        )
+    if plan.ep > 1 and not experts:
         raise InputError.of("ep", plan.ep, f"{spec.name} has no experts, so it must be 1")
 
 

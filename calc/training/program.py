@@ -31,6 +31,7 @@ class Settings:
     sharded_sequence: bool = False
     lora: Lora | None = None
     router: str = ""
+    several: bool = True  # sequences in a batch: then batched matmuls of eager attention copy heads that lie apart
     longest_masked: int = 0  # the longest window that the sequence exceeds, so that it needs a mask
 
     @property
@@ -122,8 +123,8 @@ class Builder:
         """peft's Linear: result + B(A(x in fp32)) * scaling, cast back to the result's format."""
         t, r = self.tape, dim("r", lora.rank)
         inputs = matrices[0].shape[1]
-        down = Weight("lora_A", r * inputs, True, FULL)
-        up = Weight("lora_B", out * r, True, FULL)
+        down = Weight(f"{name}_lora_A", r * inputs, True, FULL)  # autocast's copies are told apart by these names
+        up = Weight(f"{name}_lora_B", out * r, True, FULL)
         with t.part(f"{name}_adapter"):
             wide = ops.cast(t, x, FULL, "adapter_input")
             low = ops.linear(t, wide, down, r, "lora_A")

@@ -34,7 +34,8 @@ class Segment:
 class Constant:
     """What the model or its caller keeps beside the blocks: a leaf, whether each micro-batch has its own, and how long.
 
-    `until`: "layers" while layers still need it in backward, "step" to the end of the step; "backward": only in backward.
+    `until`: "layers" while layers still need it in backward, "step" to the end of the step; "backward": only in backward;
+    "stack": only while the layers run forward.
     """
 
     leaf: Component
