@@ -18,7 +18,7 @@ _STATES = ("parameters", "gradients", "optimizer")
 _MOMENTS = {"exp_avg": "moment_1", "exp_avg_sq": "moment_2", "momentum_buffer": "momentum"}
 _BESIDE = {  # what the prediction lists among the activations: its names, and the place that both share
     "cosines": "rotary", "sines": "rotary", "frequencies": "rotary", "original_frequencies": "rotary",
-    "loss": "end/loss", "input_ids": "input_ids", "position_ids": "position_ids",
+    "loss": "end/loss", "input_ids": "input_ids", "position_ids": "model", "mask": "model",
     "router_correction": "router_correction", "embedding_scale": "layers/residual",
 }  # fmt: skip
 _BRANCHES = {
@@ -31,7 +31,7 @@ _NORMS = {  # transformers' names of norms
     "kv_a_layernorm": "kv_norm", "post_attention_layernorm": "post_attention_norm", "query_norm": "q_norm", "key_norm": "k_norm",
     "pre_feedforward_layernorm": "pre_feedforward_norm", "post_feedforward_layernorm": "post_feedforward_norm",
 }  # fmt: skip
-_BODIES = ("model", "transformer", "gpt_neox")  # the model below its head, whose own operators number the positions
+_BODIES = ("model", "transformer", "gpt_neox")  # the model below its head: its own operators make positions and masks
 _ATTENTIONS = ("self_attn", "attn", "attention", "linear_attn")
 _ENDS = {  # modules outside the stack, by the last part of their path
     "lm_head": "end/head", "norm": "end/final_norm", "ln_f": "end/final_norm", "final_layernorm": "end/final_norm",
@@ -78,14 +78,18 @@ class _Names:
     def of_prediction(self, row: Row) -> str:
         """The common path of one of the prediction's leaves."""
         path, (category, *rest) = row.path, row.path.split("/")
-        if category == "gradients" and self.sharded:
-            return f"gradients/{rest[0] if rest[0] in ('layers', 'rounding') else 'root'}"
-        if category in _STATES:
-            return "/".join([category, *self._predicted_state(category, rest)])
-        if rest == ["loss_gradient"] or path == "gathered/root_gradients":
+        if (
+            rest == ["loss_gradient"]
+            or (category == "gradients" and self.tied and rest[0] == "head")
+            or path == "gathered/root_gradients"
+        ):
             return "temporaries"
         if category == "gathered":
             return path
+        if category == "gradients" and self.sharded:
+            return f"gradients/{rest[0] if rest[0] in ('layers', 'rounding') else 'root'}"
+        if category in _STATES:
+            return "/".join([category, *self._predicted_state(rest)])
         if category == "working" and re.search(r"gradients?(_\d+)?$", rest[-1]):
             of_tokens = {"b", "s"} & set(row.component.numbers)  # else of a weight, which belongs to the gradients
             waits = self.sharded or of_tokens or rest[-1] == "table_gradient"
@@ -94,14 +98,12 @@ class _Names:
             return path
         return "activations/" + self._predicted_activation(rest)
 
-    def _predicted_state(self, category: str, rest: list[str]) -> list[str]:
+    def _predicted_state(self, rest: list[str]) -> list[str]:
         if rest[0] == "layers":
             part, name, *state = self._inside(rest)
             if name == "adapters":
                 return ["layers", part, name, *state]
             return ["layers", part, self.by_weight.get((part, name), _NORMS.get(name, name)), *state]
-        if rest[0] == "head" and self.tied and category == "gradients":
-            return ["tied_head"]
         if rest[0] in ("final_norm", "head"):
             bias = ["bias"] if rest[1].endswith("_bias") else []
             return ["end", rest[0], *bias, *rest[2:]]
@@ -124,7 +126,7 @@ class _Names:
         if rest[0] == "end":
             return "/".join(rest[:2])
         if rest[-1] == "positions":
-            return "position_ids"
+            return "model"
         return _STREAM if rest[0] == "embedding" else "/".join(rest)
 
     def _inside(self, rest: list[str]) -> list[str]:
@@ -168,7 +170,7 @@ class _Names:
     def _traced_activation(self, place: str, module: str, name: str) -> str:
         if not place:
             if name == "input_ids" or module in _BODIES:
-                return name if name == "input_ids" else "position_ids"
+                return name if name == "input_ids" else "model"
             end = _end_of(module)
             return _STREAM if end and end.startswith("embedding") else end or "end/loss"
         if name == "e_score_correction_bias":
