@@ -20,7 +20,7 @@ PLANS = (
     {"recipe": "amp", "recompute": "full", "micro_batch": 3},
     {"attention": "eager", "optimizer": "adamw-8bit", "global_batch": 4},
     {"zero": 3, "dp": 8, "recipe": "fsdp-bf16", "optimizer": "muon"},
-    {"method": "lora", "lora_targets": "all-linear"},
+    {"method": "lora"},
     {"optimizer_kernel": "fused", "tp": 1},
     {"loss": "chunked", "zero": 2, "dp": 3, "optimizer": "adafactor"},
 )
