@@ -12,6 +12,8 @@ from calc.errors import InputError
 from calc.model.feed_forward import MLP, MoE
 from calc.model.mixers import Attention, LatentAttention
 from calc.model.spec import ModelSpec
+from calc.parameters import lora_parameters
+from calc.training.tensors import has_peft_targets
 
 Recipe = Literal["pure-bf16", "amp", "fp32", "mixed-16", "megatron-bf16", "megatron-fp16", "fsdp-bf16", "fp8"]
 Optimizer = Literal["adamw", "sgd", "momentum", "adafactor", "lion", "muon", "adamw-8bit", "paged-adamw"]
@@ -238,6 +240,13 @@ def check(plan: TrainingPlan, spec: ModelSpec) -> None:
         )
     if plan.ep > 1 and not experts:
         raise InputError.of("ep", plan.ep, f"{spec.name} has no experts, so it must be 1")
+    if plan.method == "lora" and not plan.lora_targets and not has_peft_targets(spec):
+        raise InputError(
+            f"lora_targets: left out, and peft's own choice names no linear layer of {spec.name}; name the modules",
+            "lora_targets",
+        )
+    if plan.lora_targets not in ((), ("all-linear",)):
+        lora_parameters(spec, plan.lora_rank, ",".join(plan.lora_targets))  # refuses a name that no linear layer has
 
 
 def _kv_heads(spec: ModelSpec) -> Iterator[int]:

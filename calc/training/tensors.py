@@ -139,11 +139,19 @@ _PEFT_TARGETS = (
     ("c_attn",),
     ("Wqkv",),
     ("q_b_proj", "kv_b_proj"),
+    ("q", "v"),
+    ("query", "value"),
 )
 
 
 def _peft_default(modules: tuple[str, ...]) -> tuple[str, ...]:
     return next((names for names in _PEFT_TARGETS if set(names) <= set(modules)), ())
+
+
+def has_peft_targets(spec: ModelSpec) -> bool:
+    """Whether any layer has linear layers that peft's own choice adapts."""
+    kinds = (tuple(module for _, module in linear_modules(parts)) for parts in spec.layers.kind_parts)
+    return any(map(_peft_default, kinds))
 
 
 def linear_modules(parts: tuple[Part, ...]) -> dict[tuple[str, str], tuple[int, int]]:

@@ -46,12 +46,19 @@ def test_a_plan_that_breaks_a_rule_is_refused_with_its_values(values, message):
         ({"tp": 3}, "tp (3) must divide num_attention_heads (32)"),
         ({"tp": 2, "seq": 511}, "cp * tp (1 * 2) must divide seq (511)"),
         ({"schedule": "interleaved", "pp": 4, "virtual_stages": 100, "global_batch": 8}, "pp * virtual_stages"),
+        ({"method": "lora", "lora_targets": ("q_proj", "c_attn")}, "lora_targets: 'c_attn' is not allowed"),
     ],
 )
 def test_a_plan_that_does_not_fit_the_model_is_refused_with_both_values(values, message):
     with pytest.raises(InputError) as error:
         train(model("llama-2-7b"), TrainingPlan(**values))
     assert message in str(error.value)
+
+
+def test_adapters_need_names_where_peft_has_no_choice_of_its_own():
+    with pytest.raises(InputError, match="names no linear layer of mamba-370m-hf"):
+        train(model("mamba-370m-hf"), TrainingPlan(method="lora"))
+    assert train(model("mamba-370m-hf"), TrainingPlan(method="lora", lora_targets=("x_proj",))).breakdown.total
 
 
 def test_lora_targets_are_read_with_commas():
