@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -145,8 +145,8 @@ def formatted(answer: Answer, form: str) -> str:
     if form == "csv":
         return answer.breakdown.csv().rstrip("\n")
     data = answer.as_json()
-    summary = [(key, _cell(key, value)) for key, value in data.items() if _is_scalar(value)]
     unit = answer.breakdown.unit
+    summary = list(_summary(data, unit))
     parts = [(row.path, f"{row.value:,}", show_value(row.value, unit)) for row in answer.breakdown.rows()]
     header, stored, reasons = _stored(data.get("stored"))
     fixes = [_fix(row) for row in data.get("fixes", ())]
@@ -166,6 +166,16 @@ def formatted(answer: Answer, form: str) -> str:
         "\n".join(reasons),
     ]
     return "\n\n".join(filter(None, [*tables, "\n".join(remarks)]))
+
+
+def _summary(data: Mapping[str, Any], unit: str) -> Iterator[tuple[str, str]]:
+    """An answer's figures, with those of its small groups (phases, overhead_bytes) below their group's name."""
+    for key, value in data.items():
+        if _is_scalar(value):
+            yield key, _cell(key, value)
+        elif isinstance(value, Mapping) and all(isinstance(figure, int) for figure in value.values()):
+            ending = "_bytes" if unit == "bytes" else ""
+            yield from ((f"{key}/{name}", _cell(name + ending, figure)) for name, figure in value.items())
 
 
 def _stored(stored: Mapping[str, Any] | None) -> tuple[tuple[str, ...], list[tuple[str, ...]], list[str]]:

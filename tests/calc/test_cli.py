@@ -69,6 +69,14 @@ def test_every_format_answers(command):
         assert run([*given, "--format", form])
 
 
+def test_a_table_shows_every_phase_and_overhead_that_json_has():
+    argv = ["train", "llama-2-7b", "--dp", "8"]
+    told, table = json.loads(run([*argv, "--format", "json"])), run(argv)
+    for group in ("phases", "overhead_bytes"):
+        for name, value in told[group].items():
+            assert any(line.startswith(f"{group}/{name} ") and f"({value:,})" in line for line in table.splitlines())
+
+
 def test_csv_and_json_are_the_same_integers():
     rows = csv.DictReader(io.StringIO(run(["params", "mixtral-8x7b-v0.1", "--format", "csv"])))
     parts = json.loads(run(["params", "mixtral-8x7b-v0.1", "--format", "json"]))["components"]
