@@ -31,7 +31,8 @@ def largest(spec: ModelSpec, plan: TrainingPlan, gpu: Gpu | None, field: Literal
     """The largest value of the field with which the step fits, all else as planned; 0 when none does.
 
     None when the GPU's memory is unknown. A sequence is a multiple of what divides it (cp, and tp with sequence
-    parallelism); a micro-batch divides a given global batch, and is any number where that is left open.
+    parallelism) and ends where learned positions end; a micro-batch divides a given global batch, and is any number where
+    that is left open.
     """
     limit = gpu.memory_bytes if gpu else None
     if limit is None:
@@ -44,7 +45,14 @@ def largest(spec: ModelSpec, plan: TrainingPlan, gpu: Gpu | None, field: Literal
         fitting = (value for value in reversed(divisors(plan.batch // plan.dp)) if _within(bytes_of(value), limit))
         return next(fitting, 0)
     unit = sequence_unit(plan) if field == "seq" else 1
-    return _largest(range(unit, LIMITS[field] + 1, unit), getattr(plan, field) // unit, bytes_of, limit)
+    most = LIMITS[field] if field == "micro_batch" else longest_sequence(spec)
+    return _largest(range(unit, most + 1, unit), getattr(plan, field) // unit, bytes_of, limit)
+
+
+def longest_sequence(spec: ModelSpec) -> int:
+    """Tokens that the model takes: a learned table of positions has no row for more."""
+    learned = any(weight.name == "position" for weight in spec.embeddings)
+    return min(LIMITS["seq"], spec.max_position_embeddings) if learned else LIMITS["seq"]
 
 
 def sequence_unit(plan: TrainingPlan) -> int:

@@ -17,7 +17,7 @@ from calc.hardware import gpu
 from calc.training import TrainingPlan, suggest, train, train_and_suggest
 from calc.training.checkpoint import DISK, HOST, checkpoint
 from calc.training.fit import changes_that_fit
-from calc.training.largest import LIMITS, divisors, largest, sequence_unit
+from calc.training.largest import LIMITS, divisors, largest, longest_sequence, sequence_unit
 from calc.units import GiB
 from tests.calc.training.models import model
 from tests.latex import assert_formulas_hold, evaluate
@@ -117,7 +117,7 @@ def test_any_plan_either_fits_or_is_told_what_would_make_it_fit(name, machine, v
     for field in ("micro_batch", "seq"):
         found = largest(spec, plan, machine, field)
         assert not found or train(spec, plan_of(values | {field: found}), machine).fits
-        for more in (1, 2, 3, 7, 50, 333):
+        for more in (1, 2, 3, 7, 50, 333) if field == "micro_batch" or found < longest_sequence(spec) else ():
             assert not train(spec, plan_of(values | {field: found + more}), machine).fits
 
 
@@ -139,6 +139,8 @@ def test_the_largest_value_fits_and_the_next_does_not(name, machine, values, fie
         unit = sequence_unit(plan) if field == "seq" else 1
         allowed = [found, found + unit] if found else [unit]
         assert found % unit == 0
+        if field == "seq":
+            allowed = [value for value in allowed if value <= longest_sequence(spec)]
     fits = [value for value in allowed if value and train(spec, plan_of(values | {field: value}), machine).fits]
     assert max(fits, default=0) == found
 
@@ -146,7 +148,12 @@ def test_the_largest_value_fits_and_the_next_does_not(name, machine, values, fie
 @pytest.mark.parametrize("field", ["micro_batch", "seq"])
 def test_a_machine_without_end_takes_the_largest_value_that_the_plan_allows(field):
     endless = replace(H100, memory_bytes=2**80)
-    assert largest(model("gpt2"), TrainingPlan(seq=128), endless, field) == LIMITS[field]
+    assert largest(model("qwen3-8b"), TrainingPlan(seq=128), endless, field) == LIMITS[field]
+
+
+@pytest.mark.parametrize("seq", [128, 1024, 4096])
+def test_the_largest_sequence_ends_with_the_learned_positions(seq):
+    assert largest(model("gpt2"), TrainingPlan(seq=seq), H100, "seq") == 1024
 
 
 def as_large_as(spec, values):
