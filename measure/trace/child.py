@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,31 +18,85 @@ from calc.errors import InputError
 from measure.trace.options import TraceOptions
 
 _ROOT = Path(__file__).resolve().parents[2]
+_POLL_SECONDS = 0.2
 
 
-def observe(config: Mapping[str, Any], options: TraceOptions, seconds: float) -> dict[str, Any]:
-    """Trace in a child process that ends with this one and within `seconds`. Its progress goes to standard error."""
+class Stopped(Exception):
+    """The trace was ended from outside."""
+
+
+def observe(
+    config: Mapping[str, Any],
+    options: TraceOptions,
+    seconds: float,
+    told: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+    stopped: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Trace in a child process that ends with this one and within `seconds`. `told` gets its progress, a line at a time.
+
+    Stopped soon after `stopped()` turns true; InputError when it takes too long or cannot be done.
+    """
     request = json.dumps({"config": config, "options": asdict(options)})
-    command = [sys.executable, "-m", "measure.trace"]
-    ended = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the child below is killed too
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_environment()
-    ) as child:
+    with _child(told) as child:
         try:
-            output, _ = child.communicate(request, timeout=seconds)
-        except subprocess.TimeoutExpired:
+            output = _output(child, request, time.monotonic() + seconds, stopped)
+        except TimeoutError:
             raise InputError.of(
                 "--seconds", seconds, "the trace took longer and was stopped; allow more, or shorten --seq"
             ) from None
         finally:
             child.kill()
-            signal.signal(signal.SIGTERM, ended)
     if child.returncode != 0 or not output:
         raise InputError(f"the trace ended with status {child.returncode} and no answer (out of memory?)")
     answer: dict[str, Any] = json.loads(output)
     if "error" in answer:
         raise InputError(answer["error"], answer["field"])
     return answer
+
+
+def _child(told: Callable[[str], None]) -> subprocess.Popen[str]:
+    """The child, with a thread that passes on the lines of its standard error until that ends."""
+    read, write = os.pipe()
+    try:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "measure.trace"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=write,
+            text=True,
+            env=_environment(),
+        )
+    finally:
+        os.close(write)
+    threading.Thread(target=_pass_on, args=(read, told), daemon=True).start()
+    return child
+
+
+def _pass_on(read: int, told: Callable[[str], None]) -> None:
+    with os.fdopen(read, errors="replace") as lines:
+        for line in lines:
+            told(line.rstrip("\n"))
+
+
+def _output(child: subprocess.Popen[str], request: str, deadline: float, stopped: Callable[[], bool]) -> str:
+    """What the child prints. TimeoutError at the deadline, Stopped when it is to end."""
+    given: str | None = request
+    ended = signal.getsignal(signal.SIGTERM)
+    if threading.current_thread() is threading.main_thread() and ended is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the child is killed too
+    try:
+        while True:
+            try:
+                return child.communicate(given, timeout=_POLL_SECONDS)[0]
+            except subprocess.TimeoutExpired:
+                given = None  # it is on its way
+            if stopped():
+                raise Stopped
+            if time.monotonic() > deadline:
+                raise TimeoutError
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, ended)
 
 
 def _environment() -> dict[str, str]:

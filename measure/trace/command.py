@@ -2,63 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from calc.breakdown import Breakdown, Component
+from calc.breakdown import Breakdown, Component, to_csv
 from calc.catalogue import load_config
-from calc.cli import Parser, add_format, add_gpu_flags, add_plan_flags, chosen_format, formatted
-from calc.commands import Command, flag
-from calc.errors import InputError, validated
+from calc.cli import aligned, formatted, markdown
+from calc.commands import flag
+from calc.errors import InputError
 from calc.hardware import Gpu, chosen_gpu
+from calc.model.config import LARGEST_CONFIG, from_config, parse_config
+from calc.training import TrainingAnswer, train
 from calc.training.overhead import SOURCES, overhead
 from calc.training.plan import TrainingPlan
 from calc.units import show_bytes
+from measure.commands.tables import checked_format
+from measure.trace import flags, live
 from measure.trace.child import observe
 from measure.trace.options import TraceOptions
+from measure.trace.paths import laid_side_by_side
 
-_SHARED = (
-    "seq",
-    "micro_batch",
-    "recipe",
-    "optimizer",
-    "optimizer_kernel",
-    "recompute",
-    "attention",
-    "dropout",
-    "method",
-    "lora_rank",
-    "dp",
-    "zero",
-    "reshard_after_forward",
-)
-# What a trace runs, where a prediction knows more. A flag that is not here must keep its default.
-_TRACED: Mapping[str, tuple[Any, ...]] = {
-    "recipe": ("pure-bf16", "amp", "fp32", "fsdp-bf16"),
-    "zero": (0, 1, 3),
-    "reshard_after_forward": (True, False),
-    "optimizer": ("adamw", "sgd", "momentum", "adafactor"),
-    "recompute": ("none", "full"),
-    "attention": ("sdpa", "eager"),
-    "method": ("full", "lora", "dora"),
-    "objective": ("pretrain", "sft"),
-}
-_FREE = (
-    "context_mib",
-    "nccl_mib",
-    "workspace_mib",
-    "fragmentation_percent",
-    "seq",
-    "micro_batch",
-    "global_batch",
-    "optimizer_kernel",
-    "dropout",
-    "lora_rank",
-    "lora_targets",
-    "dp",
-)
-_FLAGS = Command("trace", "", "calc.training.plan", "TrainingPlan", "")  # whose plan gives the flags
+_COLUMNS = ("path", "predicted", "traced", "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +47,71 @@ class Observed:
 
 def main(argv: Sequence[str]) -> str:
     """The answer as text. InputError on bad input, on what a trace cannot run, and when it takes longer than --seconds."""
-    given = vars(_parser().parse_args(argv))
-    form = chosen_format(given)
-    plan = _plan(given)
-    options = _options(plan, given)
+    given = vars(flags.parser().parse_args(argv))
+    form = checked_format(given["format"], (flags.LINES,))
+    plan = flags.plan_of(given)
+    options = flags.options_of(plan, given)
     gpu = chosen_gpu(given["gpu"], given["gpu_memory_gib"], given["gpu_tflops"], given["gpu_GBps"], flag)
-    observed = observe(load_config(given["MODEL"]), options, _seconds(given["seconds"]))
+    seconds = flags.seconds_of(given["seconds"])
+    config = _config(given)
+    told = _prediction(config, plan, gpu, given) if given["compare"] else None
+
+    def answer(progress: Callable[[str], None], stopped: Callable[[], bool]) -> dict[str, Any]:
+        return _answer(observe(config, options, seconds, progress, stopped), plan, gpu, told)
+
+    if form == flags.LINES:
+        return live.tell(answer, seconds, given["attached"])
     if given["ledger"]:
-        return ledger(observed, options)
-    return formatted(Observed(_completed(observed, plan, gpu)), form)
+        return ledger(observe(config, options, seconds), options)
+    found = answer(lambda text: print(text, file=sys.stderr, flush=True), lambda: False)
+    return _table(found, form) if told and form != "json" else formatted(Observed(found), form)
+
+
+def _config(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's config. A page that is attached gives it as one line, and goes on to hold standard input."""
+    if given["attached"] and given["MODEL"] == "-":
+        return parse_config(sys.stdin.buffer.readline(LARGEST_CONFIG + 1))
+    return load_config(given["MODEL"])
+
+
+def _prediction(
+    config: Mapping[str, Any], plan: TrainingPlan, gpu: Gpu | None, given: Mapping[str, Any]
+) -> TrainingAnswer:
+    """What the formulas say of the same step."""
+    if given.get("method") == "dora":
+        raise InputError.of("--compare", "dora", "no prediction knows DoRA yet; leave --compare out")
+    return train(from_config(config, given["MODEL"]), plan, gpu)
+
+
+def _answer(
+    observed: Mapping[str, Any], plan: TrainingPlan, gpu: Gpu | None, told: TrainingAnswer | None
+) -> dict[str, Any]:
+    """What was observed, completed, and with the prediction beside it where there is one."""
+    data = _completed(observed, plan, gpu)
+    if told is None:
+        return data
+    pairs = laid_side_by_side(told.breakdown, observed["alive"], told.spec)
+    compared = [dict(zip(_COLUMNS, pair, strict=True)) for pair in pairs]
+    return {**data, "predicted_peak_bytes": told.peak_bytes, "predicted_phases": told.phases, "compared": compared}
+
+
+def _table(answer: Mapping[str, Any], form: str) -> str:
+    """The comparison as text: the peak by path, what only one side has left open on the other."""
+    if form == "csv":
+        return to_csv(answer["compared"], _COLUMNS).rstrip("\n")
+    cells = [
+        (row["path"], _bytes(row["predicted"]), _bytes(row["traced"]), _percent(row["error"]))
+        for row in answer["compared"]
+    ]
+    return markdown(_COLUMNS, cells) if form == "markdown" else aligned(cells, _COLUMNS)
+
+
+def _bytes(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"
+
+
+def _percent(error: float | None) -> str:
+    return "" if error is None else f"{error:+.2%}"
 
 
 def _completed(observed: Mapping[str, Any], plan: TrainingPlan, gpu: Gpu | None) -> dict[str, Any]:
@@ -102,7 +124,7 @@ def _completed(observed: Mapping[str, Any], plan: TrainingPlan, gpu: Gpu | None)
     states = ("peak_bytes", "peak_phase", "parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes")
     stage = {"stage": 0, "layers": observed["layers"], "in_flight": 1, **{key: observed[key] for key in states}}
     return {
-        **{key: value for key, value in observed.items() if key not in ("saved", "components", "assumptions")},
+        **{key: value for key, value in observed.items() if key not in ("saved", "components", "assumptions", "alive")},
         "overhead_bytes": lines._asdict(),
         "reserved_bytes": reserved,
         "driver_bytes": driver,
@@ -115,87 +137,6 @@ def _completed(observed: Mapping[str, Any], plan: TrainingPlan, gpu: Gpu | None)
         "components": observed["components"],
         "assumptions": [*observed["assumptions"], *(f"not observed: {source}" for source in SOURCES.values())],
     }
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        prog="python -m measure trace", description="Memory of a training step, observed.", allow_abbrev=False
-    )
-    parser.add_argument(
-        "MODEL", help="a catalogue name, a path to a config.json or its folder, or - for standard input"
-    )
-    add_gpu_flags(parser)
-    add_plan_flags(parser, _FLAGS)
-    parser.add_argument(
-        "--layers",
-        default="auto",
-        metavar="auto|all|N",
-        help="decoder layers really run; the rest is extended from them",
-    )
-    parser.add_argument(
-        "--rounding", default="512", help="bytes that each storage is rounded up to, as the allocator does (1: none)"
-    )
-    parser.add_argument("--seconds", default="120", help="stop the trace after this long")
-    parser.add_argument(
-        "--ledger", action="store_true", help="print what each layer keeps for backward, operation by operation"
-    )
-    add_format(parser)
-    return parser
-
-
-def _plan(given: Mapping[str, Any]) -> TrainingPlan:
-    """The plan that the flags describe, by the rules of a prediction. InputError when a trace does not run it."""
-    values = {key: given[key] for key in TrainingPlan.model_fields if key in given}
-    if values.get("method") == "dora":  # which no ledger knows yet; the rules are those of LoRA
-        values["method"] = "lora"
-    plan = validated(TrainingPlan, values, flag)
-    _refuse(plan)
-    return plan
-
-
-def _options(plan: TrainingPlan, given: Mapping[str, Any]) -> TraceOptions:
-    shared = {name: getattr(plan, name) for name in _SHARED if name in given}  # the rest keeps the trace's own defaults
-    if given.get("method") == "dora":
-        shared["method"] = "dora"
-    return TraceOptions(
-        **shared,
-        accumulation=plan.microbatches,
-        lora_targets=plan.lora_targets,
-        rounding=_count("rounding", given["rounding"], 1, 2**21),
-        layers=_layers(given["layers"]),
-    )
-
-
-def _refuse(plan: TrainingPlan) -> None:
-    """InputError for the first flag that asks for what a trace does not run."""
-    for name, field in TrainingPlan.model_fields.items():
-        value = getattr(plan, name)
-        allowed = _TRACED.get(name, (field.default,))
-        if name not in _FREE and value not in allowed:
-            raise InputError.of(flag(name), value, f"a trace runs {', '.join(map(str, allowed))} only")
-    if plan.recipe == "fsdp-bf16" and plan.zero != 3:
-        raise InputError.of(flag("recipe"), plan.recipe, "a trace runs it with --zero 3 only, whose shards it casts")
-
-
-def _layers(text: str) -> int | None:
-    named = {"auto": None, "all": 0}
-    return named[text] if text in named else _count("layers", text, 1, 4096)
-
-
-def _count(name: str, text: str, low: int, high: int) -> int:
-    if not text.isdecimal() or not low <= int(text) <= high:
-        raise InputError.of(flag(name), text, f"it must be a whole number from {low} to {high}")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= 86400:
-        raise InputError.of("--seconds", text, "it must be a number above 0, at most 86400")
-    return seconds
 
 
 def ledger(answer: Mapping[str, Any], options: TraceOptions) -> str:

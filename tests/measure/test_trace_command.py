@@ -1,8 +1,10 @@
 """`python -m measure trace` as a user meets it: a child process, one line of complaint, nothing left running."""
 
+import csv
 import json
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
@@ -104,3 +106,66 @@ def test_a_trace_that_takes_too_long_is_stopped_and_leaves_nothing_running(small
 def test_the_command_line_imports_no_torch_before_the_child_does():
     code = "import sys, measure, measure.__main__, measure.trace.command; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+NAMED = {"architectures": ["LlamaForCausalLM"], **SMALL}
+
+
+def test_compare_prints_prediction_and_trace_by_path(tmp_path, capsys):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(NAMED))
+    assert main(["trace", str(path), "--seq", "64", "--micro-batch", "2", "--compare", "--format", "csv"]) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert rows[-1]["path"] == "total"
+    assert sum(int(row["traced"]) for row in rows[:-1]) == int(rows[-1]["traced"])
+    assert {"parameters/layers/attention/query", "optimizer/layers/mlp/up/moment_2"} <= {row["path"] for row in rows}
+    assert all(row["predicted"] == row["traced"] for row in rows)
+
+
+def test_compare_says_what_no_prediction_knows_before_it_traces(tmp_path, capsys):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(NAMED))
+    assert main(["trace", str(path), "--method", "dora", "--compare"]) == 2
+    assert (
+        capsys.readouterr().err
+        == "--compare: 'dora' is not allowed; no prediction knows DoRA yet; leave --compare out\n"
+    )
+
+
+@pytest.fixture
+def attached(tmp_path, monkeypatch):
+    """A trace as the page starts it: its config on standard input, which stays open, and events on standard output."""
+    monkeypatch.setenv("PLUMBLINE_DATA", str(tmp_path))
+    command = [sys.executable, "-m", "measure", "trace", "-", "--seq", "64", "--compare", "--format", "jsonl"]
+    with subprocess.Popen(
+        [*command, "--attached"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        process.stdin.write(json.dumps(NAMED) + "\n")
+        process.stdin.flush()
+        yield process
+        process.kill()
+
+
+def test_events_tell_how_far_a_trace_is_and_its_answer(attached):
+    events = [json.loads(line) for line in attached.stdout if line.strip()]
+    assert [event["event"] for event in events] == ["started", "progress", "progress", "answer", "done"]
+    assert events[-1]["outcome"] == "finished"
+    answer = events[-2]["answer"]
+    assert answer["compared"][-1]["traced"] == answer["peak_bytes"]
+    assert attached.wait() == 0
+
+
+def test_a_trace_ends_with_its_standard_input_and_leaves_nothing_running(attached):
+    assert json.loads(attached.stdout.readline())["event"] == "started"
+    deadline = time.monotonic() + 20
+    while not (children := psutil.Process(attached.pid).children()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    attached.stdin.close()
+    assert json.loads(attached.stdout.readlines()[-1]) == {
+        "event": "done",
+        "outcome": "cancelled",
+        "message": "cancelled",
+    }
+    assert attached.wait() == 1
+    assert not any(child.is_running() for child in children)
