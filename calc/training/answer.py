@@ -18,6 +18,9 @@ from calc.training.published import zero_paper_activations
 from calc.training.recipes import OPTIMIZERS, RECIPES
 from calc.training.stages import stages
 
+# The number format that a recipe's matmuls must have; the others run in fp16 or fp32 just as well.
+_FORMATS = {"pure-bf16": "bf16", "megatron-bf16": "bf16", "fsdp-bf16": "bf16", "fp8": "fp8"}
+
 
 @dataclass(frozen=True, eq=False)
 class TrainingAnswer:
@@ -99,7 +102,9 @@ class TrainingAnswer:
     @cached_property
     def assumptions(self) -> tuple[str, ...]:
         """What the config left open, and what the estimate takes for granted."""
-        return tuple(dict.fromkeys((*self.spec.assumptions, *_assumptions(self.plan, self.spec), *SOURCES.values())))
+        missing = self.gpu.lacks(_FORMATS.get(self.plan.recipe, "")) if self.gpu else None
+        told = [*_assumptions(self.plan, self.spec), *([f"recipe {self.plan.recipe}: {missing}"] if missing else [])]
+        return tuple(dict.fromkeys((*self.spec.assumptions, *told, *SOURCES.values())))
 
     def as_json(self) -> dict[str, Any]:
         """The answer with the keys of `python -m calc train`."""

@@ -9,6 +9,7 @@ import pytest
 from calc.catalogue import catalogue
 from calc.hardware import gpu
 from calc.training import TrainingPlan, train
+from calc.training.tensors import has_peft_targets, linear_modules
 from calc.units import GiB, MiB
 from tests.calc.training.models import model
 from tests.latex import assert_formulas_hold
@@ -35,6 +36,9 @@ def test_every_model_of_the_catalogue_is_answered_and_its_leaves_sum_to_the_peak
     spec = model(name)
     seq = min(256, spec.max_position_embeddings or 256)
     for changes in PLANS:
+        if changes.get("method") == "lora" and not has_peft_targets(spec):
+            _, module = next(iter(linear_modules(spec.layers.kind_parts[0])))
+            changes = changes | {"lora_targets": (module,)}
         values = {"seq": seq, **changes}
         answer = train(spec, TrainingPlan.model_validate(values))
         assert answer.breakdown.total == answer.peak_bytes, changes
@@ -129,3 +133,15 @@ def test_what_is_assumed_is_told():
     assert any("CUDA context" in line for line in told)
     told = train(model("gemma-2-2b"), TrainingPlan(seq=512)).assumptions
     assert any("eager" in line for line in told)
+
+
+def test_a_recipe_whose_format_the_gpu_lacks_is_told():
+    def told(name, recipe):
+        return [
+            line for line in train(model("gpt2"), TrainingPlan(recipe=recipe), gpu(name)).assumptions if recipe in line
+        ]
+
+    assert told("v100-sxm-32gb", "pure-bf16") == [
+        "recipe pure-bf16: bf16 needs compute capability 8.0; v100-sxm-32gb has 7.0"
+    ]
+    assert told("h100-sxm-80gb", "pure-bf16") == told("v100-sxm-32gb", "mixed-16") == []
