@@ -1,7 +1,7 @@
 """Whether a training step fits: memory by device, by part, by phase."""
 
 from calc.training import TrainingAnswer, TrainingPlan, suggest
-from pages.ui import charts, suggested
+from pages.ui import charts, suggested, tracing
 from pages.ui.page import Question, show
 from pages.ui.views import Metric, Numbers, Verdict, held_by_stage
 
@@ -68,6 +68,7 @@ QUESTION = Question(
     headline=headline,
     charts=_charts,
     verdict=verdict,
+    after_table=tracing.check,
 )
 
 

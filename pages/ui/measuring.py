@@ -14,6 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import invalidate_caches
 from importlib.util import find_spec
@@ -85,6 +86,7 @@ class Progress:
     environment: Mapping[str, Any] = field(default_factory=dict)
     rows: tuple[Mapping[str, Any], ...] = ()
     outcome: str = ""
+    answer: Mapping[str, Any] | None = None  # of a trace, once it has ended
 
     @property
     def seconds_left(self) -> float | None:
@@ -113,20 +115,22 @@ class Progress:
             return replace(self, fraction=event["fraction"], message=event["message"], left=left)
         if kind == "row":
             return replace(self, rows=(*self.rows, {name: value for name, value in event.items() if name != "event"}))
+        if kind == "answer":
+            return replace(self, answer=event["answer"])
         if kind == "done":
             done = 1.0 if event["outcome"] == "finished" else self.fraction
             return replace(self, outcome=event["outcome"], message=event["message"], fraction=done, ahead=())
         return self
 
 
-class _Handle:
-    """A run's process and the thread that listens to it."""
+class Handle:
+    """A process of `python -m measure` that tells events, and the thread that listens to it. `given` goes to its standard input."""
 
-    def __init__(self, plan: MeasurePlan, model: str, command: Sequence[str]) -> None:
-        self.progress = Progress(uuid.uuid4().hex, f"{plan.workload}, {plan.size}", 0.0)
+    def __init__(self, title: str, arguments: Sequence[str], command: Sequence[str], given: bytes = b"") -> None:
+        self.progress = Progress(uuid.uuid4().hex, title, 0.0)
         path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH", ""))))
         self._process = subprocess.Popen(
-            [*command, *plan.arguments(model), "--format", "jsonl", "--attached"],
+            [*command, *arguments, "--format", "jsonl", "--attached"],
             stdin=subprocess.PIPE,  # its end, with this server's or by `cancel`, ends the run
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,  # one pipe, so that neither can fill unread
@@ -135,6 +139,10 @@ class _Handle:
         )
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
+        if given and self._process.stdin:
+            with suppress(BrokenPipeError):  # it has ended already; the listener knows why
+                self._process.stdin.write(given)
+                self._process.stdin.flush()
 
     def _listen(self) -> None:
         complaint = ""
@@ -160,7 +168,7 @@ class _Handle:
             self._process.kill()
 
 
-_runs: dict[str, _Handle] = {}
+_runs: dict[str, Handle] = {}
 _lock = threading.Lock()
 
 
@@ -172,7 +180,7 @@ def start(plan: MeasurePlan, command: Sequence[str] = MEASURE, model: str = "") 
             raise InputError(f"measure: {_MOST} runs are waiting or running already; let some end first")
         for key in ended[:-_KEPT]:
             del _runs[key]
-        handle = _Handle(plan, model, command)
+        handle = Handle(f"{plan.workload}, {plan.size}", plan.arguments(model), command)
         _runs[handle.progress.key] = handle
     return handle.progress.key
 

@@ -112,6 +112,11 @@ class Side:
         """The model as the command line takes it."""
         return "config.json" if self.subject.model == CUSTOM else self.model
 
+    def own_config(self) -> bytes:
+        """The user's config.json; b"" for a model that has a name."""
+        text = _own_config(self.prefix) if self.subject.model == CUSTOM else b""
+        return text.encode() if isinstance(text, str) else text
+
 
 def sides() -> list[Side]:
     """The scenarios of the page, as the sidebar's widgets hold them."""
