@@ -85,6 +85,31 @@ def cold() -> Timing:
     )
 
 
+TRACES = (
+    ("llama-2-7b", 8.0, 1.5),
+    ("deepseek-v3", 15.0, 15.0),
+)  # model, targets in seconds: a new process, and once more
+_TWICE = """
+import sys, time
+from calc.catalogue import load_config
+from measure.trace import TraceOptions, trace_step
+for _ in range(2):
+    start = time.perf_counter()
+    trace_step(load_config(sys.argv[1]), TraceOptions())
+print(time.perf_counter() - start)
+"""
+
+
+def traces() -> Iterator[Timing]:
+    """A traced step at 4,096 tokens: as a command, and a second time in one process."""
+    for model, cold_target, warm_target in TRACES:
+        command = [sys.executable, "-m", "measure", "trace", model]
+        spent = _times(lambda command=command: subprocess.run(command, check=True, capture_output=True), 2)
+        yield Timing(f"python -m measure trace {model}, cold", spent, cold_target, 1.0, "s")
+        again = subprocess.run([sys.executable, "-c", _TWICE, model], check=True, capture_output=True, text=True)
+        yield Timing(f"trace {model}, warm", [float(again.stdout)], warm_target, 1.0, "s")
+
+
 def web() -> list[Timing]:
     """The app in Chromium: its start, a slider's move, and the memory of its process after every page."""
     with chromium() as browser:
@@ -133,6 +158,8 @@ def main() -> None:
     for timing in estimates():
         print(timing.line(), flush=True)
     print(cold().line(), flush=True)
+    for timing in traces():
+        print(timing.line(), flush=True)
     for timing in web():
         print(timing.line(), flush=True)
 
