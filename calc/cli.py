@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from calc.hardware import Gpu
     from calc.model.spec import ModelSpec
 
+_PLANNED = ("communication", "scaling", "plan")
 FORMATS = ("table", "json", "csv", "markdown")
 MODEL_HELP = (
     "a catalogue name, a path (a config.json or its folder, a .gguf or .safetensors file or its index), "
@@ -54,6 +55,8 @@ def run(argv: Sequence[str]) -> str:
     name, rest = argv[0], argv[1:]
     if name in lists:
         return lists[name](rest)
+    if name in _PLANNED:
+        raise InputError(f"command: {name!r} is not built yet; there are {', '.join((*COMMANDS, *lists))}", "command")
     if name not in COMMANDS:
         raise InputError.of("command", name, f"it must be one of {', '.join((*COMMANDS, *lists))}")
     return _answer(COMMANDS[name], rest)

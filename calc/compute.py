@@ -186,8 +186,7 @@ def _notes(spec: ModelSpec, plan: ComputePlan, gpu: Gpu | None, peak: float | No
         notes.append(gpu.why_no_peak(plan.dtype))
     if gpu is not None and gpu.board_power is None:
         notes.append(f"no source gives the board power of {gpu.name}: energy is left out")
-    if 0 < spec.max_position_embeddings < plan.seq:
-        notes.append(f"seq {plan.seq:,} is beyond the model's {spec.max_position_embeddings:,} positions")
+    notes += spec.beyond_positions("seq", plan.seq)
     beside = [tower.name for tower in _beside(spec)]
     if encoders(spec):
         notes.append("encoder and decoder each read so many tokens")

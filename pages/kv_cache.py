@@ -11,7 +11,8 @@ PLANS = (ServingPlan,)
 
 def verdict(answer: ServingAnswer, numbers: Numbers) -> Verdict:
     room, tokens = numbers.show(answer.capacity.budget), numbers.count(answer.capacity.tokens)
-    return Verdict(answer.capacity.fits, "Serving", f"room for {room} of cache, {tokens} tokens")
+    beyond = answer.spec.beyond_positions("context", answer.plan.context)
+    return Verdict(answer.capacity.fits, "Serving", "; ".join((f"room for {room} of cache, {tokens} tokens", *beyond)))
 
 
 def headline(answer: ServingAnswer, numbers: Numbers) -> list[Metric]:

@@ -10,10 +10,10 @@ PLANS = (TrainingPlan,)
 
 
 def verdict(answer: TrainingAnswer, numbers: Numbers) -> Verdict:
-    needs, has, left = (
-        numbers.show(value) for value in (answer.driver_bytes, answer.gpu_memory_bytes, answer.headroom_bytes)
-    )
-    return Verdict(answer.fits, "Training", f"needs {needs} of {has} per GPU, headroom {left}")
+    needs, has = numbers.show(answer.driver_bytes), numbers.show(answer.gpu_memory_bytes)
+    beyond = answer.spec.beyond_positions("sequence", answer.plan.seq)
+    said = [f"needs {needs} of {has} per GPU", numbers.room(answer.headroom_bytes), *beyond]
+    return Verdict(answer.fits, "Training", "; ".join(filter(None, said)))
 
 
 def headline(answer: TrainingAnswer, numbers: Numbers) -> list[Metric]:

@@ -13,6 +13,7 @@ from calc.model.families import FAMILIES
 from calc.model.fields import Fields
 from calc.model.spec import ModelSpec
 
+_HEADS: Final = ("ForCausalLM", "LMHeadModel")  # what a model_type stands for when a config names no class
 LARGEST_CONFIG: Final = 2 * 2**20  # bytes; the largest config.json in use is under 100 KiB
 
 
@@ -40,8 +41,12 @@ def parse_config(text: str | bytes) -> dict[str, Any]:
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
-    """The class that `architectures` names. InputError when there is none."""
+    """The class that `architectures` names; without one, that of the `model_type`. InputError when there is neither."""
     found = config.get("architectures")
+    if found is None and isinstance(config.get("model_type"), str):
+        found = [
+            name for name, family in FAMILIES.items() if name.endswith(_HEADS) and family.module == config["model_type"]
+        ]
     if not isinstance(found, list) or not found or not isinstance(found[0], str) or len(found[0]) > 100:
         raise InputError.of("architectures", found, 'it must name the model class, such as ["LlamaForCausalLM"]')
     return found[0]
@@ -54,6 +59,8 @@ def from_config(config: Mapping[str, Any], name: str = "model") -> ModelSpec:
         raise InputError(_unsupported(architecture), "architectures")
     family = FAMILIES[architecture]
     fields = Fields(config, defaults=class_defaults().get(architecture))
+    if config.get("architectures") is None:
+        fields.assumptions.append(f"architectures = {architecture} (not in the config; what its model_type stands for)")
     spec = family.read(fields)
     return replace(
         spec,

@@ -111,3 +111,9 @@ class ModelSpec:
     @property
     def num_hidden_layers(self) -> int:
         return len(self.layers)
+
+    def beyond_positions(self, what: str, tokens: int) -> list[str]:
+        """The remark that so many tokens are more than the model has positions for; nothing when they are not."""
+        if not 0 < self.max_position_embeddings < tokens:
+            return []
+        return [f"{what} {tokens:,} is beyond the model's {self.max_position_embeddings:,} positions"]

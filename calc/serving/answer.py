@@ -175,8 +175,7 @@ def _notes(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, pace: Speed) -> 
         notes.append(f"no source gives the memory of {gpu.name}")
     elif gpu.memory_is_estimate:
         notes.append(f"memory of {gpu.name}: {gpu.memory_note}")
-    if 0 < spec.max_position_embeddings < plan.context:
-        notes.append(f"context {plan.context:,} is beyond the model's {spec.max_position_embeddings:,} positions")
+    notes += spec.beyond_positions("context", plan.context)
     if pace.ttft_s is not None:
         notes.append("times are a roofline: no communication, launches or scheduling")
     return notes

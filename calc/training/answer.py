@@ -154,8 +154,7 @@ def _assumptions(plan: TrainingPlan, spec: ModelSpec) -> list[str]:
         "labels are the inputs, no attention mask is given, gradients are set to None, and the optimizer has its state"
     ]
     told += [note for note in (RECIPES[plan.recipe].note, OPTIMIZERS[plan.optimizer].note) if note]
-    if 0 < spec.max_position_embeddings < plan.seq:
-        told.append(f"seq {plan.seq:,} is beyond the model's {spec.max_position_embeddings:,} positions")
+    told += spec.beyond_positions("seq", plan.seq)
     towers = [tower.name for tower in spec.towers if tower.in_total]
     if towers:
         told.append(f"text-only step: {', '.join(towers)} hold states and no activations")

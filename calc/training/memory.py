@@ -22,7 +22,7 @@ from calc.units import ceil_div
 
 EMBEDDING, END = ("embedding",), ("end",)
 PHASES = ("forward", "backward", "step")
-_PASSING = ("backward", "stack")  # constants that are gone between forward and backward
+_PASSING = ("backward", "stack", "end")  # constants that are gone between forward and backward
 
 
 class Moment(NamedTuple):
@@ -95,7 +95,17 @@ class StageMemory:
     @cached_property
     def beside(self) -> int:
         """What is alive beside the states and the blocks all through forward and backward."""
-        return self.constant_bytes + self.received + self.waiting
+        return self.constant_bytes + self.received + self.waiting + self.ddp_buckets
+
+    @cached_property
+    def ddp_buckets(self) -> int:
+        """DistributedDataParallel's flat buckets, made when it wraps the model: a second copy of every gradient.
+
+        ZeRO-1 (ZeroRedundancyOptimizer) has them too; where main gradients exist (Megatron), they are the buckets.
+        """
+        main = any(state.name == "main_gradient" for state in RECIPES[self.plan.recipe].states)
+        alone = self.plan.dp * self.plan.cp == 1
+        return 0 if alone or main or self.plan.zero > 1 or self.plan.implementation != "hf" else self.states[1]
 
     @cached_property
     def activations(self) -> int:
@@ -107,7 +117,12 @@ class StageMemory:
         """The part of the activations that does not grow with the batch: tables, weight copies, buffers, gathered weights."""
         constants = [constant for constant in self.constants if constant.until not in _PASSING]
         fixed = sum(constant.leaf.total for constant in constants if not constant.each or constant.fixed)
-        return int(fixed) + sum(segment.bytes.fixed for segment in self.segments) + self.gathered.kept_bytes
+        return (
+            int(fixed)
+            + self.ddp_buckets
+            + sum(segment.bytes.fixed for segment in self.segments)
+            + self.gathered.kept_bytes
+        )
 
     @cached_property
     def accumulates(self) -> bool:
@@ -155,7 +170,15 @@ class StageMemory:
             freed -= self._bytes_until("backward")
             beside = base - freed + before[index] + self.later_gradients[index]
             backward = max(backward, *self._moments("backward", index, beside, peak))
-        step = parameters + gradients + optimizer + self._bytes_until("step") + self.step_bytes
+        step = (
+            parameters
+            + gradients
+            + optimizer
+            + self._bytes_until("step")
+            + self._bytes_until("end")
+            + self.step_bytes
+            + self.ddp_buckets
+        )
         return {"forward": forward, "backward": backward, "step": Moment(step, -1)}
 
     def _moments(self, phase: str, index: int, beside: int, peak: int) -> list[Moment]:
@@ -203,8 +226,12 @@ class StageMemory:
         made = list(state_components(self.groups, self.key))
         if self.older_weights:
             made.append(self._older())
+        if self.ddp_buckets:
+            made.append(_plain("ddp_buckets", self.ddp_buckets, "<g>", {"g": self.ddp_buckets}, *_BUCKETS))
         if phase == "step":
-            made.append(Component("activations", children=tuple(c.leaf for c in self.constants if c.until == "step")))
+            made.append(
+                Component("activations", children=tuple(c.leaf for c in self.constants if c.until in ("step", "end")))
+            )
             made += self._step()
             return tuple(part for part in made if part.children or part.value)
         if not self.accumulates:
@@ -244,7 +271,7 @@ class StageMemory:
     def _kept(self, index: int, phase: str) -> tuple[Component, ...]:
         """What is kept beside the states while the segment of that index runs, by the segments before it and the rest."""
         freed = phase == "backward" and index >= 0 and self.segments[index].path == EMBEDDING
-        gone = {"layers" if freed else "", "backward" if phase == "forward" or index < 0 else ""}
+        gone = {"end", "layers" if freed else "", "backward" if phase == "forward" or index < 0 else ""}
         if phase == "backward" or index < 0 or not self.segments[index].inside:
             gone.add("stack")
         made = [constant.leaf for constant in self.constants if constant.until not in gone]
@@ -296,6 +323,10 @@ class StageMemory:
         return [_plain("optimizer_step", self.step_bytes, rf"{copies} \cdot <m>", numbers, source, ledger.url)]
 
 
+_BUCKETS = (
+    "PyTorch 2.13, DistributedDataParallel (gradient_as_bucket_view=False): g, the bytes of all gradients",
+    "https://docs.pytorch.org/docs/2.13/generated/torch.nn.parallel.DistributedDataParallel.html",
+)
 IN_FLIGHT = "k: kept by one micro-batch, c: chunks in flight, v: chunks of this rank (PyTorch and Megatron-LM pipeline schedules)"
 PIPELINE_URL = "https://arxiv.org/abs/2104.04473"
 

@@ -48,6 +48,12 @@ class Numbers:
             return "unknown"
         return show_bytes_decimal(value) if unit == "bytes" and self.units == "GB" else show_value(value, unit)
 
+    def room(self, headroom: float | None) -> str:
+        """Bytes left over, or missing where they are negative; nothing when unknown."""
+        if headroom is None:
+            return ""
+        return f"short by {self.show(-headroom)}" if headroom < 0 else f"headroom {self.show(headroom)}"
+
     def count(self, value: float | None, unit: str = "") -> str:
         """A plain number, with a unit after it."""
         if value is None:

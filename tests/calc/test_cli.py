@@ -50,6 +50,15 @@ def test_every_model_of_the_catalogue_is_answered_with_the_contract_keys(command
         assert part["source"], part["path"]
 
 
+def test_a_config_without_a_class_is_read_by_its_model_type(tmp_path):
+    config = {key: value for key, value in LLAMA.items() if key != "architectures"} | {"model_type": "llama"}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    answer = json.loads(run(["params", str(path), "--format", "json"]))
+    assert answer["architecture"] == "LlamaForCausalLM"
+    assert any("model_type" in text for text in answer["assumptions"])
+
+
 def test_a_pipeline_is_answered_with_the_contract_keys():
     answer = json.loads(run(["pipeline", "--format", "json"]))
     assert not set(CONTRACT["pipeline"].split()) - set(answer)
@@ -116,6 +125,7 @@ def test_a_config_is_read_from_a_file_a_folder_and_standard_input(tmp_path):
 BAD = [
     ([], 0, ""),
     (["parms"], 2, "command: 'parms'"),
+    (["scaling"], 2, "'scaling' is not built yet"),
     (["params", "llama-2-7x"], 2, "close names are llama-2-7b"),
     (["params", "no-such-file.json"], 2, "No such file"),
     (["params", "gpt2", "--lora-rank", "-1"], 2, "--lora-rank: '-1'"),
