@@ -242,8 +242,9 @@ _LOSSES = {"chunked": _chunked, "fused": _fused}
 
 
 @lru_cache(maxsize=512)
-def embedding_block(spec: ModelSpec, settings: Settings) -> Block:
-    """The token table, the position table where there is one, and their dropout."""
+def embedding_block(spec: ModelSpec, settings: Settings, leaf: bool = False) -> Block:
+    """The token table, the position table where there is one, and their dropout. `leaf`: what the table gives asks for a
+    gradient, as peft has it where adapters meet recomputation; it is held like a parameter."""
     b = Builder(settings)
     t = b.tape
     h = dim("h", spec.hidden_size)
@@ -258,6 +259,9 @@ def embedding_block(spec: ModelSpec, settings: Settings) -> Block:
                 ids = tokens if index == 0 else t.new("positions", ONE, POSITIONS, LONG)
                 looked = t.new(table.name, h, settings.between if index == 0 else POSITIONS, settings.bytes)
                 _lookup(b, weight, ids, looked, index == 0 and spec.tied)
+                if leaf and index == 0:
+                    looked.edge = Edge()
+                    t.nodes.append(Node((None,), (looked.edge,), [t.view(looked)], lambda g, *held: (None,)))
                 out = looked if out is None else ops.add(t, out, looked, "sum")
             assert out is not None
             if spec.embedding_scale:

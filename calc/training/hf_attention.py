@@ -100,16 +100,17 @@ def kernel(
     size = HALF if settings.autocast else query.bytes
     if settings.attention == "eager":
         return _eager(b, query, key, value, heads, mixer)
-    query, key, value = (ops.cast(t, x, size, name) for x, name in ((query, "query"), (key, "key"), (value, "value")))
     grouped = a.size != k.size
-    if settings.attention == "flash" or (size == HALF and not masked and d.size == d_v.size and d.size <= 256):
+    flash = settings.attention == "flash" or (size == HALF and not masked and d.size == d_v.size and d.size <= 256)
+    if grouped and not flash and (masked or d.size != d_v.size):  # transformers repeats the heads itself
+        key, value = _repeated(b, key, k, "repeated_key", a * d), _repeated(b, value, k, "repeated_value", a * d_v)
+        grouped = False
+    query, key, value = (ops.cast(t, x, size, name) for x, name in ((query, "query"), (key, "key"), (value, "value")))
+    if flash:
         mixed = _fused(b, query, key, value, heads, "flash")
         # flash answers in the layout of the query; after a join that is head by head, and the output is copied
         joined = mixer is not None and mixer.rotary and mixer.rotary_joined
         return ops.copy(t, mixed, "output_input") if joined else mixed
-    if grouped and (masked or d.size != d_v.size):  # transformers repeats the heads itself
-        key, value = _repeated(b, key, k, "repeated_key", a * d), _repeated(b, value, k, "repeated_value", a * d_v)
-        grouped = False
     if not grouped:
         return _fused(b, query, key, value, heads, "efficient", masked)
     return _mathematics(b, query, key, value, heads)
@@ -157,7 +158,7 @@ def _eager(b: Builder, query: Value, key: Value, value: Value, heads: Heads, mix
     if a.size != k.size:
         key, value = _repeated(b, key, k, "repeated_key", a * d), _repeated(b, value, k, "repeated_value", a * d_v)
     wanted = query.bytes  # under autocast the rotary tables make it fp32, until the matmul
-    query, key = ops.cast(t, query, size, "query"), _merged(b, ops.cast(t, key, size, "key"))
+    query, key = _merged(b, ops.cast(t, query, size, "query")), _merged(b, ops.cast(t, key, size, "key"))
     scores = t.new("scores", a, PAIRS, size)
     ops.kernel(t, [query, key], scores, [query, key] if query.grad else [])
     scores = ops.scale(t, scores, "scores")
@@ -167,7 +168,9 @@ def _eager(b: Builder, query: Value, key: Value, value: Value, heads: Heads, mix
     if mixer and mixer.sinks:
         weights = _with_sinks(b, scores, a)
     else:
-        weights = ops.cast(t, ops.softmax(t, scores, "probabilities", FULL), wanted, "weights")
+        native = mixer is not None and mixer.modules[0] == "c_attn"  # GPT-2's softmax names no format
+        weights = ops.softmax(t, scores, "probabilities", None if native else FULL)
+        weights = ops.cast(t, weights, wanted, "weights")
     del scores
     weights = ops.dropout(t, weights, b.settings.probability("attention"), "weights")
     weights, value = ops.cast(t, weights, size, "weights"), _merged(b, ops.cast(t, value, size, "value"))

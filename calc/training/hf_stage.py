@@ -40,7 +40,7 @@ PROGRAM = Source(
 def settings_of(plan: TrainingPlan, spec: ModelSpec) -> Settings:
     """What the blocks of this plan depend on."""
     recipe = RECIPES[plan.recipe]
-    shorter = [window for window in _windows(spec) if window < plan.seq]
+    shorter = [window for window in _windows(spec) if window <= plan.seq]
     return Settings(
         bytes=recipe.weight if recipe.autocast or not recipe.gathered else recipe.compute,
         autocast=recipe.autocast,
@@ -83,11 +83,18 @@ def hf_segments(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: Mode
     made: list[Segment] = []
     if stage.first:
         made.append(
-            block_segment(("embedding",), embedding_block(spec, settings), sizes, tensors.embedding, plan, PROGRAM)
+            block_segment(
+                ("embedding",),
+                embedding_block(spec, settings, frozen and recompute),
+                sizes,
+                tensors.embedding,
+                plan,
+                PROGRAM,
+            )
         )
     cached: dict[tuple[int, bool], Segment] = {}
     for index, kind in enumerate(stage.layers):
-        trains = not (frozen and stage.begins and index == 0)
+        trains = recompute or not (frozen and stage.begins and index == 0)
         if (kind, trains) not in cached:
             path = kind_path(spec.layers, kind)
             if frozen:  # no gradient flows into the very first layer, so that it keeps less
@@ -161,8 +168,19 @@ def hf_constants(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> list[Cons
         replace(_constant("loss", 4, "4", {}, True, "step"), fixed=True),
         _constant("loss_gradient", 4, "4", {}, False, "backward"),
     ]
-    if plan.recompute == "full":  # each checkpoint holds the arguments of its layer
+    table = len(spec.embeddings) > 1 and plan.method != "lora"  # a position table keeps them itself
+    if plan.recompute == "full" and not table:  # each checkpoint holds the arguments of its layer
         made.append(_constant("position_ids", 8 * tokens, r"8 \cdot <s>", {"s": tokens}, False, "layers"))
+    if plan.recompute == "full" and plan.method == "lora" and stage.first:
+        numbers: dict[str, Number] = {
+            "b": batch,
+            "s": tokens,
+            "h": spec.hidden_size,
+            "w": settings_of(plan, spec).bytes,
+        }
+        size = 2 * numbers["w"] * batch * tokens * spec.hidden_size
+        latex = r"2 \cdot <w> \cdot <b> \cdot <s> \cdot <h>"  # the loss still holds the graph, and the graph its leaves
+        made.append(_constant("embeddings_and_gradient", int(size), latex, numbers, True, "end"))
     made += _masks(plan, spec)
     for name, size, latex, numbers in _router_buffers(spec, stage):
         made.append(_constant(name, size, latex, numbers, False, "step"))
@@ -202,7 +220,7 @@ def _router_buffers(spec: ModelSpec, stage: Stage) -> Iterator[tuple[str, int, s
 
 def _masks(plan: TrainingPlan, spec: ModelSpec) -> Iterator[Constant]:
     """The masks that all layers read, one for each window: numbers to add for eager attention; for SDPA truth values, of
-    those windows that the sequence exceeds. A checkpoint holds them, as its layer's arguments, until its backward."""
+    those windows that the sequence fills. A checkpoint holds them, as its layer's arguments, until its backward."""
     until = "layers" if plan.recompute == "full" else "stack"
     tokens, settings = plan.seq // plan.cp, settings_of(plan, spec)
     attends = any(isinstance(kind.mixer, Attention | LatentAttention) for kind in spec.layers.kinds)

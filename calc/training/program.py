@@ -32,7 +32,7 @@ class Settings:
     lora: Lora | None = None
     router: str = ""
     several: bool = True  # sequences in a batch: then batched matmuls of eager attention copy heads that lie apart
-    longest_masked: int = 0  # the longest window that the sequence exceeds, so that it needs a mask
+    longest_masked: int = 0  # the longest window that the sequence fills, so that it needs a mask
 
     @property
     def between(self) -> Extent:

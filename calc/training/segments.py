@@ -35,7 +35,7 @@ class Constant:
     """What the model or its caller keeps beside the blocks: a leaf, whether each micro-batch has its own, and how long.
 
     `until`: "layers" while layers still need it in backward, "step" to the end of the step; "backward": only in backward;
-    "stack": only while the layers run forward.
+    "stack": only while the layers run forward; "end": only in the optimizer's step.
     """
 
     leaf: Component
