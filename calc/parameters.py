@@ -36,6 +36,7 @@ class ParameterAnswer:
     embedding: int
     trainable: int
     textbook: TextbookCount
+    remarks: tuple[str, ...] = ()
 
     @property
     def not_in_total(self) -> dict[str, int]:
@@ -61,7 +62,7 @@ class ParameterAnswer:
             "components": self.breakdown.components(),
             "not_in_total": self.not_in_total,
             "textbook": self.textbook.as_json(),
-            "assumptions": list(self.spec.assumptions),
+            "assumptions": [*self.spec.assumptions, *self.remarks],
             "unread": list(self.spec.unread),
             "notes": list(self.spec.notes),
         }
@@ -91,6 +92,7 @@ def parameters(spec: ModelSpec, plan: ParametersPlan = ParametersPlan()) -> Para
     total = int(tree.total)
     embedding = sum(weight.parameters for weight in spec.embeddings)
     trainable = lora_parameters(spec, plan.lora_rank, plan.lora_targets) if plan.lora_rank else total
+    experts = any(part.expert for parts in spec.layers.kind_parts for part in parts)
     return ParameterAnswer(
         spec,
         Breakdown(tree, "parameters"),
@@ -100,6 +102,7 @@ def parameters(spec: ModelSpec, plan: ParametersPlan = ParametersPlan()) -> Para
         embedding,
         trainable,
         textbook(spec, total),
+        (_EXPERTS,) if plan.lora_rank and experts else (),
     )
 
 
@@ -156,10 +159,16 @@ def tower_parameters(tower: Tower) -> int:
     return layers + sum(part.parameters for part in tower.parts)
 
 
+_EXPERTS = (
+    "LoRA: adapters on experts that lie in one tensor are not counted; peft 0.21's all-linear gives some classes (Mixtral, "
+    "Qwen3-MoE, DeepSeek) adapters of rank r · E there"
+)
+
+
 def lora_parameters(spec: ModelSpec, rank: int, targets: str = "all-linear") -> int:
     """Trainable parameters of LoRA: r (in + out) for each target of each layer; parts of a fused projection share one adapter.
 
-    Experts held in one tensor are not nn.Linear, so they are not targets of "all-linear" (transformers 5 with peft).
+    Experts held in one tensor are left out: they are no nn.Linear, though peft 0.21 adapts those of some classes (see `_EXPERTS`).
     """
     if rank < 1:
         raise InputError.of("lora_rank", rank, "it must be a whole number of at least 1")
