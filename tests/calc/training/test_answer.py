@@ -145,3 +145,15 @@ def test_a_recipe_whose_format_the_gpu_lacks_is_told():
         "recipe pure-bf16: bf16 needs compute capability 8.0; v100-sxm-32gb has 7.0"
     ]
     assert told("h100-sxm-80gb", "pure-bf16") == told("v100-sxm-32gb", "mixed-16") == []
+
+
+def test_ddp_holds_every_gradient_a_second_time_in_its_buckets():
+    spec = model("llama-2-7b")
+    alone, ddp, zero1, zero2 = (
+        train(spec, TrainingPlan(seq=512, dp=dp, zero=zero)) for dp, zero in ((1, 0), (8, 0), (8, 1), (8, 2))
+    )
+    gradients = 2 * 6_738_415_616  # 13,476,831,232 bytes on each rank, as real gloo ranks show
+    assert ddp.peak_bytes - alone.peak_bytes == gradients
+    assert [answer.worst.ddp_buckets for answer in (alone, ddp, zero1, zero2)] == [0, gradients, gradients, 0]
+    fused = TrainingPlan(seq=512, dp=8, implementation="fused", recipe="megatron-bf16")
+    assert train(spec, fused).worst.ddp_buckets == 0  # Megatron's main gradients are its buckets
