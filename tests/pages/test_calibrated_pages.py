@@ -7,7 +7,7 @@ import pytest
 
 from calc.records import Measured, Records
 from calc.units import MiB
-from tests.pages.server import chromium, open_page, serve, settled
+from tests.pages.server import open_page, serve, settled
 
 pytestmark = pytest.mark.browser
 
@@ -20,7 +20,7 @@ MEASURED = {
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
+def page(tmp_path_factory, browser):
     folder = tmp_path_factory.mktemp("data")
     records = Records(folder / "results.sqlite3")
     for workload, row in MEASURED.items():
@@ -29,10 +29,11 @@ def page(tmp_path_factory):
     before = os.environ.get("PLUMBLINE_DATA")
     os.environ["PLUMBLINE_DATA"] = str(folder)
     try:
-        with serve() as server, chromium() as browser:
+        with serve() as server:
             page = browser.new_page(viewport={"width": 1280, "height": 900})
             page.url_of = lambda path: f"{server.url}/{path}"
             yield page
+            page.close()
     finally:
         os.environ.pop("PLUMBLINE_DATA") if before is None else os.environ.update(PLUMBLINE_DATA=before)
 
