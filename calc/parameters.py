@@ -176,7 +176,7 @@ def lora_parameters(spec: ModelSpec, rank: int, targets: str = "all-linear") -> 
     found: set[str] = set()
     total = 0
     for kind, count in zip(spec.layers.kind_parts, spec.layers.counts, strict=True):
-        for module, (output, inputs) in _linear_modules(kind).items():
+        for (_, module), (output, inputs) in _linear_modules(kind).items():
             found.add(module)
             if wanted is None or module in wanted:
                 total += count * rank * (output + inputs)
@@ -188,16 +188,17 @@ def lora_parameters(spec: ModelSpec, rank: int, targets: str = "all-linear") -> 
     return total
 
 
-def _linear_modules(parts: tuple[Part, ...]) -> dict[str, tuple[int, int]]:
-    """(output, input) features of each nn.Linear by module name; the parts of a fused one add their outputs."""
-    found: dict[str, tuple[int, int]] = {}
+def _linear_modules(parts: tuple[Part, ...]) -> dict[tuple[str, str], tuple[int, int]]:
+    """(output, input) features of each nn.Linear by (part, module); the parts of a fused one add their outputs."""
+    found: dict[tuple[str, str], tuple[int, int]] = {}
     for part in parts:
         if part.expert:
             continue
         for weight in part.weights:
             if weight.module and weight.matmul:
                 output, inputs = (dimension.size for dimension in weight.shape)
-                found[weight.module] = (found.get(weight.module, (0, 0))[0] + output, inputs)
+                before = found.get((part.name, weight.module), (0, 0))[0]
+                found[part.name, weight.module] = (before + output, inputs)
     return found
 
 

@@ -68,6 +68,11 @@ def test_lora_on_a_fused_projection_is_one_adapter():
     assert parameters(spec, ParametersPlan(lora_rank=4, lora_targets="qkv_proj")).trainable == 32 * 4 * (h + wide)
 
 
+def test_lora_on_two_layers_of_one_name_is_two_adapters():
+    # peft 0.21's own count for GPT-2, whose attention and MLP both end in a c_proj
+    assert parameters(load("gpt2"), ParametersPlan(lora_rank=8)).trainable == 1_179_648
+
+
 @pytest.mark.parametrize(("targets", "message"), [("q_prj", "lora_targets: 'q_prj' .* q_proj"), (",", "module names")])
 def test_an_unknown_target_names_the_real_ones(targets, message):
     with pytest.raises(InputError, match=message):
