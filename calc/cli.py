@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import sys
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from calc.hardware import Gpu
     from calc.model.spec import ModelSpec
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what a full disk answers
 _PLANNED = ("communication", "scaling", "plan")
 FORMATS = ("table", "json", "csv", "markdown")
 MODEL_HELP = (
@@ -337,6 +339,10 @@ def guarded(action: Callable[[], object]) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of the answer goes nowhere
+            print(f"standard output: it cannot be written ({error.strerror}); the answer is cut", file=sys.stderr)
+            return 1
         if os.environ.get("PLUMBLINE_DEBUG"):
             raise
         print(f"internal error: {type(error).__name__}: {error} (PLUMBLINE_DEBUG=1 shows where)", file=sys.stderr)

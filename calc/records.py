@@ -207,6 +207,8 @@ class Records:
             finally:
                 connection.close()
         except (sqlite3.Error, OSError) as error:
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+                raise self._full() from None
             raise self._refusal(f"cannot be used ({error})") from None
 
     def _check_file(self, make: bool) -> None:
@@ -239,6 +241,13 @@ class Records:
     def _refusal(self, what: str) -> InputError:
         return InputError(
             f"results: {self.path} {what}; nothing was changed in it; move it away, or set PLUMBLINE_DATA to another folder",
+            "results",
+        )
+
+    def _full(self) -> InputError:
+        return InputError(
+            f"results: {self.path} cannot grow: the disk is full; what was saved before is kept; make room, "
+            "or set PLUMBLINE_DATA to another folder",
             "results",
         )
 

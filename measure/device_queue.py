@@ -6,6 +6,7 @@ killed process's lock goes with it, so a ticket that can be locked is stale and 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -41,7 +42,12 @@ class Ticket:
             self._path = self._folder / f"{last + 1}.ticket"
             self._file = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
             fcntl.flock(self._file, fcntl.LOCK_EX)
-            os.write(self._file, self._about)
+            try:
+                _write(self._file, self._about)
+            except OSError:  # a full disk: leave no place in the queue that says nothing
+                self._path.unlink()
+                os.close(self._file)
+                raise
         return self
 
     def __exit__(
@@ -91,6 +97,11 @@ def _gate(folder: Path) -> Iterator[None]:
         raise _unusable(folder, error) from None
     finally:
         os.close(file)
+
+
+def _write(file: int, content: bytes) -> None:
+    if os.write(file, content) < len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _numbered(folder: Path) -> list[tuple[int, Path]]:

@@ -93,9 +93,9 @@ def _ended(done: Event, text: str) -> str:
     """What to print at the end. A refusal is bad input; any other early end is exit status 1."""
     if done["outcome"] == "finished":
         return text
+    if text and done["rows"]:
+        print(text)  # a disk that filled may have kept the last of them out of the store
     if done["outcome"] == "refused":
         raise InputError(done["message"])
-    if text and done["rows"]:
-        print(text)
     print(f"{done['outcome']}: {done['message']}", file=sys.stderr)
     raise SystemExit(1)

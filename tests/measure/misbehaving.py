@@ -13,7 +13,9 @@ import sys
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
+from calc.cli import guarded
 from calc.errors import InputError
 from calc.records import Measured, Records
 from measure import child, environment, runner, workloads
@@ -82,6 +84,20 @@ def prints(setting):
     yield row(1)
 
 
+def fills(setting):
+    """Rows of 4 kB without end: a small disk is full soon."""
+    for number in range(1, 10**6):
+        yield row(number)._replace(case="x" * 4000)
+
+
+def gated(setting):
+    """Two rows; between them it waits for a file named `go` in the folder of results."""
+    yield row(1)
+    while not Path(os.environ["PLUMBLINE_DATA"], "go").exists():
+        time.sleep(0.05)
+    yield row(2)
+
+
 def parent(setting):
     """Starts a process of its own and waits for it."""
     grandchild = subprocess.Popen(["sleep", "1000"])
@@ -100,15 +116,14 @@ def refuses(setting):
     yield
 
 
-_ALL = (three, endless, hang, nap, killed, exits, raises, greedy, prints, parent, floods)
+_ALL = (three, endless, hang, nap, killed, exits, raises, greedy, prints, fills, gated, parent, floods)
 BEHAVIOURS = {each.__name__: each for each in _ALL}
 
 
 def main(behaviour, mode, *rest):
     if mode == "run":
         command.run = partial(runner.run, command=(sys.executable, __file__, behaviour, "child"))
-        print(command.main(rest))
-        return 0
+        return guarded(lambda: print(command.main(rest)))
     # all of a suite do well but for two
     odd = {"pcie": refuses, "flops": raises} if behaviour == "suite" else {"decoder-states": BEHAVIOURS[behaviour]}
     for name, workload in workloads.WORKLOADS.items():
