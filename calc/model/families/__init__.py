@@ -21,6 +21,7 @@ from calc.model.families import (
     mixtures,
     multimodal,
     pruned,
+    remote,
     seq2seq,
     sparse,
 )
@@ -28,6 +29,6 @@ from calc.model.families.base import Family
 
 _MODULES = (
     *(decoders, dense, gpt, mixtures, sparse, latent, deepseek4, hybrid, linear),
-    *(mimo, minimax, pruned, gemma4, multimodal, llama4, encoders, seq2seq),
+    *(mimo, minimax, pruned, remote, gemma4, multimodal, llama4, encoders, seq2seq),
 )
 FAMILIES: dict[str, Family] = {name: family for module in _MODULES for name, family in module.FAMILIES.items()}

@@ -241,15 +241,16 @@ def assemble(
     embeddings: tuple[Weight, ...] = (),
     token: Dim | None = None,
     rows: Dim | None = None,
+    vocab_key: str = "vocab_size",
     **traits: Any,
 ) -> ModelSpec:
     """A decoder around its layers: token embedding, final norm (RMSNorm unless given), head unless tied.
 
     `tied` is the class's default of tie_word_embeddings; `never_tied` classes have their own head whatever the config says.
     `embeddings` are tables beside the token table (positions); `token` is the width of the token table and the head where it
-    is not the hidden size, `rows` the table's rows where they are not the head's.
+    is not the hidden size, `rows` the table's rows where they are not the head's; `vocab_key` names the vocabulary's field.
     """
-    h, vocab = dim("h", hidden(fields)), dim("V", fields.size("vocab_size"))
+    h, vocab = dim("h", hidden(fields)), dim("V", fields.size(vocab_key))
     tied = fields.flag("tie_word_embeddings", default=tied) and not never_tied
     table = Weight("token", (rows or vocab, token or h), Split.VOCAB, "embed_tokens")
     head = linear("weight", "lm_head", vocab, token or h, Split.VOCAB, head_bias)

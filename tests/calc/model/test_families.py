@@ -87,6 +87,34 @@ def test_the_prediction_layer_is_the_rest_of_the_hub_total(name):
     assert answer.total + prediction + HELD_BESIDE[name] == catalogue()[name].hub_total
 
 
+@pytest.mark.parametrize("name", ["chatglm3-6b", "glm-4-9b-chat"])
+def test_the_rest_of_chatglms_hub_total_is_its_rotary_frequencies(name):
+    (layer,) = load(name).layers.kinds
+    # RotaryEmbedding(kv_channels // 2) keeps one frequency for each pair of turned features
+    assert parameters(load(name)).total + layer.mixer.rotary_dim // 2 == catalogue()[name].hub_total
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("glm-4-9b-chat", {"vision_config": {"hidden_size": 1792}}),  # GLM-4V has the same class's name
+        ("chatglm3-6b", {"pre_seq_len": 128}),
+        ("chatglm3-6b", {"position_encoding_2d": True}),  # ChatGLM-6B, the first
+        ("qwen-7b", {"visual": {"width": 1664}}),  # Qwen-VL too
+        ("qwen-7b", {"kv_channels": 64}),
+    ],
+)
+def test_a_field_that_adds_weights_of_another_kind_is_refused(name, change):
+    with pytest.raises(InputError, match=next(iter(change))):
+        from_config(load_config(name) | change)
+
+
+def test_only_the_larger_baichuan_models_bias_their_scores_and_say_so():
+    rotary = {name: load(name).layers.kinds[0].mixer.rotary for name in ("baichuan-7b", "baichuan2-13b-chat")}
+    assert rotary == {"baichuan-7b": True, "baichuan2-13b-chat": False}
+    assert any("ALiBi" in text for text in load("baichuan2-13b-chat").assumptions)
+
+
 def test_the_scales_of_deepseek_are_one_for_each_block_of_128_by_128():
     spec = load("deepseek-v3")
     (layer,) = spec.towers[0].stack.kinds
