@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from calc.breakdown import Component, Formula, Number, unique_names
-from calc.model.mixers import Attention, CompressedAttention, Indexer, LatentAttention, Recurrence
-from calc.model.spec import Layer, ModelSpec, Stack, Tower
+from calc.model.mixers import Attention, CompressedAttention, Indexer, LatentAttention, Mixer, Recurrence
+from calc.model.spec import ModelSpec, Stack, Tower
 from calc.model.weights import Part, Weight, dim
 
 _PALM = "PaLM, arXiv 2204.02311, appendix B"
@@ -73,10 +73,12 @@ def _stack(name: str, stack: Stack, seq: int, causal: bool) -> tuple[Component, 
     """The layers, once with their count or one node a kind, and the FLOPs of their attention scores and values."""
     kinds, attention = [], 0
     for kind, parts, count in zip(stack.kinds, _matmuls(stack), stack.counts, strict=True):
-        mixing = tuple(_mixing(kind, seq, causal))
-        if not isinstance(kind.mixer, Recurrence):
-            attention += count * sum(int(leaf.total) for leaf in mixing)
-        children = _joined(kind, parts, mixing)
+        children = parts
+        for mixer in kind.mixers:
+            mixing = tuple(_mixing(mixer, seq, causal))
+            if not isinstance(mixer, Recurrence):
+                attention += count * sum(int(leaf.total) for leaf in mixing)
+            children = _joined(mixer.parts[0].name, children, mixing)
         if kind.cross:
             cross = _core(kind.cross, seq, causal=False)
             attention += count * int(cross.total)
@@ -115,24 +117,20 @@ def _head(spec: ModelSpec) -> Component:
     return _part(Part("head", weights))
 
 
-def _joined(kind: Layer, parts: tuple[Component, ...], mixing: tuple[Component, ...]) -> tuple[Component, ...]:
-    """The matmuls, with what mixes tokens put into the mixer's own part (the first)."""
-    if not mixing or kind.mixer is None:
-        return parts
-    name = kind.mixer.parts[0].name
-    if parts and parts[0].name == name:
-        return (Component(name, children=(*parts[0].children, *mixing)), *parts[1:])
-    return (Component(name, children=mixing), *parts)
+def _joined(name: str, parts: tuple[Component, ...], mixing: tuple[Component, ...]) -> tuple[Component, ...]:
+    """The matmuls, with what mixes tokens put into the mixer's own part, which has that name."""
+    if name not in {part.name for part in parts}:
+        return (Component(name, children=mixing), *parts) if mixing else parts
+    return tuple(replace(part, children=(*part.children, *mixing)) if part.name == name else part for part in parts)
 
 
-def _mixing(kind: Layer, seq: int, causal: bool) -> Iterator[Component]:
+def _mixing(mixer: Mixer, seq: int, causal: bool) -> Iterator[Component]:
     """The FLOPs that depend on other tokens: scores and values, an indexer's scores, a recurrence's scan."""
-    mixer = kind.mixer
     if isinstance(mixer, Recurrence):
         source = f"{mixer.kind}: FLOPs of the recurrence for one token"
         formula = Formula(rf"3 \cdot ({mixer.flops.latex})", source, "", ("backward is twice forward",))
         yield Component("scan", 3 * mixer.flops.size, formula=formula, numbers=dict(mixer.flops.numbers))
-    elif mixer:
+    else:
         causal = causal and mixer.causal
         yield _core(mixer, seq, causal)
         every = 1
@@ -197,12 +195,13 @@ def _scores(name: str, mixer: AnyAttention, keys: _Keys, causal: bool) -> Compon
     """2 FLOPs a key and feature for the scores, and 2 for the values."""
     heads, d = mixer.num_attention_heads, mixer.head_dim
     v = d if isinstance(mixer, CompressedAttention) else mixer.v_head_dim
+    passes = mixer.passes if isinstance(mixer, Attention) else 1
     numbers: dict[str, Number] = {"a": heads, "d": d, **keys.numbers}
-    a_key = r"4 \cdot <a> \cdot <d>"
+    a_key = rf"{4 * passes} \cdot <a> \cdot <d>"
     if v != d:
-        a_key = r"2 \cdot <a> \cdot (<d> + <d_v>)"
+        a_key = rf"{2 * passes} \cdot <a> \cdot (<d> + <d_v>)"
         numbers["d_v"] = v
-    return _mean_leaf(name, 2 * heads * (d + v), a_key, keys, numbers, causal)
+    return _mean_leaf(name, 2 * passes * heads * (d + v), a_key, keys, numbers, causal)
 
 
 def _indexer(indexer: Indexer, keys: _Keys, causal: bool) -> Component:

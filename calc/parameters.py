@@ -127,7 +127,7 @@ def _tree(spec: ModelSpec, active: bool = False) -> Component:
 def _stack(stack: Stack, spec: ModelSpec, active: bool) -> Component:
     """`layers` once with its count, or one node a kind when the model has several."""
     kinds = [
-        Component(kind.kind, children=unique_names([_part(part, spec, active) for part in parts]), count=count)
+        Component(kind.kind, children=unique_names(_parts(parts, spec, active)), count=count)
         for kind, parts, count in zip(stack.kinds, stack.kind_parts, stack.counts, strict=True)
     ]
     kinds = [kind for kind in kinds if kind.children]
@@ -136,9 +136,16 @@ def _stack(stack: Stack, spec: ModelSpec, active: bool) -> Component:
     return Component("layers", children=unique_names(kinds))
 
 
+def _parts(parts: tuple[Part, ...], spec: ModelSpec, active: bool) -> list[Component]:
+    made = [_part(part, spec, active) for part in parts]
+    return [part for part in made if part.children]
+
+
 def _part(part: Part, spec: ModelSpec, active: bool) -> Component:
-    """A part in all its copies, or in those that one token uses: all but the experts it is not routed to."""
-    return Component(part.name, children=_leaves(part.weights, spec), count=part.active if active else part.copies)
+    """A part in all its copies, or in those that one token uses: all but the experts it is not routed to. Nothing where an
+    earlier layer holds the weights."""
+    count = min(part.active, part.copies) if active else part.copies
+    return Component(part.name, children=_leaves(part.weights, spec) if count else (), count=count or 1)
 
 
 def _leaves(weights: tuple[Weight, ...], spec: ModelSpec) -> tuple[Component, ...]:
@@ -192,7 +199,7 @@ def _linear_modules(parts: tuple[Part, ...]) -> dict[tuple[str, str], tuple[int,
     """(output, input) features of each nn.Linear by (part, module); the parts of a fused one add their outputs."""
     found: dict[tuple[str, str], tuple[int, int]] = {}
     for part in parts:
-        if part.expert:
+        if part.expert or not part.copies:
             continue
         for weight in part.weights:
             if weight.module and weight.matmul:

@@ -25,6 +25,7 @@ class Attention:
     projections; the first three are equal where one tensor holds all. `window` and `chunk` are tokens, 0 for none.
     `rotary_dim` is the part of a head that is turned (0: all); `rotary_joined`: the program copies the head together again.
     `gated`: the query projection also makes an output gate of the same width. `shares_kv`: keys and values are an earlier layer's.
+    `inputs` is the width that query, key and value read where it is not the hidden size. `passes`: the scores are computed so often.
     """
 
     hidden_size: int
@@ -50,6 +51,8 @@ class Attention:
     indexer: Indexer | None = None
     rotary_dim: int = 0
     rotary_joined: bool = False
+    inputs: int = 0
+    passes: int = 1
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -57,12 +60,13 @@ class Attention:
         d = dim("d", self.head_dim)
         v = d if self.v_head_dim == self.head_dim else dim("d_v", self.v_head_dim)
         query, key, value, output = self.modules
+        x = dim("h_in", self.inputs) if self.inputs else h
         queries = dim("2", 2) * a * d if self.gated else a * d
-        weights = [*linear("query", query, queries, h, Split.OUTPUT, "q" in self.bias)]
+        weights = [*linear("query", query, queries, x, Split.OUTPUT, "q" in self.bias)]
         if not self.shares_kv:
-            weights += linear("key", key, k * d, h, Split.KV, "k" in self.bias)
+            weights += linear("key", key, k * d, x, Split.KV, "k" in self.bias)
             if not self.key_is_value:
-                weights += linear("value", value, k * v, h, Split.KV, "v" in self.bias)
+                weights += linear("value", value, k * v, x, Split.KV, "v" in self.bias)
         weights += linear("output", output, h, a * v, Split.INPUT, "o" in self.bias)
         norms = (self.q_norm,) if self.shares_kv else (self.q_norm, self.k_norm, self.v_norm)
         for norm in norms:

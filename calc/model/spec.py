@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from calc.errors import InputError
 from calc.model.feed_forward import FeedForward
 from calc.model.mixers import Attention, Mixer
 from calc.model.weights import Norm, Part, Weight
@@ -15,7 +16,9 @@ from calc.model.weights import Norm, Part, Weight
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One layer: what mixes tokens, what transforms each, and the norms around them. Either may be absent (a hybrid's
-    layer, a pruned one). `parallel`: both read the same input (GPT-J, Cohere). `cross` attends to an encoder's output."""
+    layer, a pruned one). `parallel`: both read the same input (GPT-J, Cohere). `cross` attends to an encoder's output. `second` is
+    another mixer of the layer, with weights of its own (Falcon-H1, Zamba). `reused`: mixer, feed-forward and norms are those of an
+    earlier layer, computed once more and held once."""
 
     kind: str  # names the component where a model has several: "dense", "moe", "sliding", ...
     mixer: Mixer | None
@@ -24,10 +27,18 @@ class Layer:
     parallel: bool = False
     cross: Attention | None = None
     extra: tuple[Part, ...] = ()
+    second: Mixer | None = None
+    reused: bool = False
+
+    @property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """What mixes tokens here: none, one or two."""
+        return tuple(mixer for mixer in (self.mixer, self.second) if mixer)
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """Every weight of the layer, in groups: mixer, cross-attention, feed-forward, norms, the rest."""
+        """Every weight of the layer, in groups: mixer, cross-attention, feed-forward, norms, second mixer, the rest. What an
+        earlier layer holds has no copies here, and is as active as there."""
         parts: list[Part] = []
         if self.mixer:
             parts += self.mixer.parts
@@ -38,7 +49,9 @@ class Layer:
         norms = tuple(weight for norm in self.norms for weight in norm.weights)
         if norms:
             parts.append(Part("norms", norms))
-        return (*parts, *self.extra)
+        if self.reused:
+            parts = [replace(part, copies=0) for part in parts]
+        return (*parts, *(self.second.parts if self.second else ()), *self.extra)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,10 +120,16 @@ class ModelSpec:
     assumptions: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    estimates: tuple[str, ...] = ()  # what the class's program does that the training ledger does not hold
 
     @property
     def num_hidden_layers(self) -> int:
         return len(self.layers)
+
+    def refuse_stages(self, pp: int) -> None:
+        """InputError where a pipeline would part layers from weights that they share."""
+        if pp > 1 and any(kind.reused for kind in self.layers.kinds):
+            raise InputError.of("pp", pp, f"layers of {self.name} share their weights, so it must be 1")
 
     def beyond_positions(self, what: str, tokens: int) -> list[str]:
         """The remark that so many tokens are more than the model has positions for; nothing when they are not."""

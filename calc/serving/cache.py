@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from calc.breakdown import Component, Formula, Number
 from calc.dtypes import DTYPES
-from calc.model.mixers import Attention, CompressedAttention, Indexer, LatentAttention, Recurrence
+from calc.model.mixers import Attention, CompressedAttention, Indexer, LatentAttention, Mixer, Recurrence
 from calc.model.spec import Layer, ModelSpec
 from calc.model.weights import Split
 from calc.serving.formats import KV_ASSUMES, KV_FORMATS, Bits, plain
@@ -83,7 +83,14 @@ def _packed(kept: Kept) -> Kept:
 
 
 def _kept(spec: ModelSpec, kind: Layer, tp: int, keep_window: int, keep_sinks: int) -> Iterator[Kept]:
-    mixer = kind.mixer
+    for mixer in kind.mixers:
+        yield from _kept_of(spec, mixer, tp, keep_window, keep_sinks)
+    if kind.cross:
+        for kept in _heads(kind.cross, tp, 0):
+            yield Kept(f"cross_{kept.name}", kept.elements, kept.latex, kept.numbers, kept.source, of_prompt=True)
+
+
+def _kept_of(spec: ModelSpec, mixer: Mixer, tp: int, keep_window: int, keep_sinks: int) -> Iterator[Kept]:
     if isinstance(mixer, Recurrence):
         yield from _states(spec, mixer, tp)
     elif isinstance(mixer, LatentAttention) and mixer.causal:
@@ -96,9 +103,6 @@ def _kept(spec: ModelSpec, kind: Layer, tp: int, keep_window: int, keep_sinks: i
         yield from _heads(mixer, tp, keep_window + keep_sinks)
         if mixer.indexer:
             yield _index_key(mixer.indexer, tp)
-    if kind.cross:
-        for kept in _heads(kind.cross, tp, 0):
-            yield Kept(f"cross_{kept.name}", kept.elements, kept.latex, kept.numbers, kept.source, of_prompt=True)
 
 
 def _heads(mixer: Attention, tp: int, streamed: int) -> Iterator[Kept]:

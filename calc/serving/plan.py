@@ -118,5 +118,6 @@ def check_layout(spec: ModelSpec, plan: ServingPlan) -> None:
             raise InputError(f"tp ({plan.tp}) must divide num_attention_heads ({heads})", "tp")
         if kv and kv % plan.tp and plan.tp % kv:
             raise InputError(f"tp ({plan.tp}) must divide num_key_value_heads ({kv}), or be a multiple of it", "tp")
+    spec.refuse_stages(plan.pp)
     if plan.pp > spec.num_hidden_layers:
         raise InputError(f"pp ({plan.pp}) must be at most num_hidden_layers ({spec.num_hidden_layers})", "pp")

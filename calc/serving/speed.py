@@ -67,10 +67,12 @@ def prefill_flops(spec: ModelSpec, tokens: int) -> int:
 def decode_weights(spec: ModelSpec, stored: StoredWeights, tokens: int) -> int:
     """Bytes of weights that a step of so many tokens reads, all stages together, without the input embedding and the towers.
 
-    Of E experts with K for a token, a batch of B tokens reads E (1 - (1 - K/E)^B) in expectation, were routing uniform.
+    What an earlier layer holds is read again. Of E experts with K for a token, a batch of B tokens reads E (1 - (1 - K/E)^B) in
+    expectation, were routing uniform.
     """
     read = stored.layer_bytes + stored.head_bytes
     for sort, count in stored.sort_counts:
+        read += count * stored.reread[sort]
         experts = stored.experts[sort]
         if experts.bytes:
             read -= round(count * experts.bytes * (1 - experts.active / experts.copies) ** tokens)

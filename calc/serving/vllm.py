@@ -49,10 +49,12 @@ class Pool:
 
 
 def kinds_of(cache: Cache, counts: tuple[int, ...]) -> tuple[Kind, ...]:
-    """The layers of a stage by kind. InputError for layers whose layout in vLLM is not known here."""
+    """The layers of a stage by kind; two mixers of one layer are two layers to it. InputError for layers whose layout in vLLM
+    is not known here."""
     found: dict[tuple[str, int, int], int] = {}
-    for kept, count in zip(cache.kinds, counts, strict=True):
-        if kept and count:
+    for layer, count in zip(cache.kinds, counts, strict=True):
+        mixers = (tuple(t for t in layer if t.fixed), tuple(t for t in layer if not t.fixed))
+        for kept in filter(None, mixers if count else ()):
             rule, most = _rule(kept)
             size = sum(cache.tensor_bytes(tensor, 1) - _spare(cache, tensor) for tensor in kept)
             found[rule, most, size] = found.get((rule, most, size), 0) + count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from math import ceil
@@ -32,12 +32,13 @@ class Experts(NamedTuple):
 class StoredWeights:
     """One layer of each sort, the sort of every layer, and what the first and the last stage hold beside layers.
 
-    `experts` are those of one layer of each sort. `head_copy` is the token table once more, which a tied model's last stage
-    holds when it is not the first.
+    `experts` are those of one layer of each sort; `reread` the bytes that one reads of an earlier layer's weights. `head_copy` is
+    the token table once more, which a tied model's last stage holds when it is not the first.
     """
 
     sorts: tuple[Component, ...]
     experts: tuple[Experts, ...]
+    reread: tuple[int, ...]
     pattern: tuple[int, ...]
     first: tuple[Component, ...]
     last: tuple[Component, ...]
@@ -114,6 +115,7 @@ def stored_weights(spec: ModelSpec, name: str, tp: int) -> StoredWeights:
     pattern: list[int] = []
     sorts: list[Component] = []
     experts: list[Experts] = []
+    reread: list[int] = []
     for at, kind_index in enumerate(spec.layers.pattern):
         kind = spec.layers.kinds[kind_index]
         mix = layer_types(ftype, spec, at, kind) if ftype else ()
@@ -123,6 +125,8 @@ def stored_weights(spec: ModelSpec, name: str, tp: int) -> StoredWeights:
             parts = spec.layers.kind_parts[kind_index]
             sorts.append(store.layer(kind, parts, dict(mix)))
             experts.append(_experts(sorts[-1], parts))
+            again = tuple(replace(part, copies=part.active) for part in parts if not part.copies)
+            reread.append(int(store.layer(kind, again, dict(mix)).total))
         pattern.append(index[key])
     head = {"": head_type(ftype)} if ftype else {}
     table = head if spec.tied else {"": embedding_type(ftype)} if ftype else {}
@@ -144,6 +148,7 @@ def stored_weights(spec: ModelSpec, name: str, tp: int) -> StoredWeights:
     return StoredWeights(
         tuple(sorts),
         tuple(experts),
+        tuple(reread),
         tuple(pattern),
         tuple(part for part in first if part.children),
         tuple(part for part in last if part.children),
@@ -169,7 +174,8 @@ class _Store:
 
     def layer(self, kind: Layer, parts: tuple[Part, ...], mix: _Mix) -> Component:
         kv = getattr(kind.mixer, "num_key_value_heads", 0)
-        children = [Component(part.name, children=self.leaves(part, mix, kv), count=part.copies) for part in parts]
+        held = [part for part in parts if part.copies]
+        children = [Component(part.name, children=self.leaves(part, mix, kv), count=part.copies) for part in held]
         return Component(kind.kind, children=unique_names([child for child in children if child.children]))
 
     def tower(
