@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "chromium")
@@ -111,3 +111,15 @@ def open_page(page: Page, url: str) -> None:
     page.goto(url)
     page.wait_for_selector("h1", timeout=PATIENCE)
     settled(page)
+
+
+_STILL = """async (part) => {
+    await new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)));
+    await Promise.all(part.getAnimations().map((animation) => animation.finished));
+}"""
+
+
+def unfold(folded: Locator) -> None:
+    """Open a folded part and wait until it rests: what lies in a part that is still moving slips away under a click."""
+    folded.click()
+    folded.locator("xpath=ancestor::details[@open]").evaluate(_STILL)

@@ -18,7 +18,7 @@ from calc.pipeline import PipelinePlan, simulate
 from calc.serving import ServingPlan
 from calc.serving import serve as serve_model
 from calc.training import TrainingPlan, train
-from tests.pages.server import PATIENCE, ROOT, Server, open_page, serve, settled
+from tests.pages.server import PATIENCE, ROOT, Server, open_page, serve, settled, unfold
 
 pytestmark = pytest.mark.browser
 
@@ -136,7 +136,7 @@ def test_a_pasted_config_is_counted_and_the_link_asks_for_it(page: Page, server:
     expect(page.get_by_text("A config.json does not fit in a link")).to_be_visible()
     paste(page, json.dumps(load_config("llama-2-7b")))
     assert figure(page, "Parameters") == "6.74 B"
-    page.get_by_text("This scenario as a link").click()
+    unfold(page.get_by_text("This scenario as a link"))
     expect(page.get_by_text("whoever opens this one is asked for the file")).to_be_visible()
     page.get_by_role("link", name="Compute").click()  # the config is still there on the next page
     expect(page.locator("h1")).to_have_text("Compute")
@@ -188,7 +188,7 @@ def test_a_link_restores_every_widget_in_another_browser(page: Page, server: Ser
     set_number(page, "Sequence (tokens)", 5000)
     set_number(page, "ZeRO stage", 3)
     set_number(page, "Data parallel (dp)", 16)
-    page.get_by_test_id("stSidebar").get_by_text("Activations", exact=True).click()
+    unfold(page.get_by_test_id("stSidebar").get_by_text("Activations", exact=True))
     page.get_by_role("combobox", name="Recompute").click()
     page.get_by_role("option", name="full").click()
     page.wait_for_timeout(300)
@@ -196,7 +196,7 @@ def test_a_link_restores_every_widget_in_another_browser(page: Page, server: Ser
     page.wait_for_timeout(500)
     settled(page)
     set_number(page, "Sequence (tokens)", 2048, at=1)
-    page.get_by_text("This scenario as a link").click()
+    unfold(page.get_by_text("This scenario as a link"))
     link = page.get_by_test_id("stCode").last.inner_text()
     needed = [figure(page, "Needed per GPU", at) for at in (0, 1)]
     assert link.partition("?")[2] == page.url.partition("?")[2] or set(link.partition("?")[2].split("&")) == set(
@@ -306,7 +306,7 @@ def test_bytes_show_in_gib_or_gb(page: Page, server: Server):
 
 def test_the_formula_shows_letters_numbers_and_source(page: Page, server: Server):
     open_page(page, f"{server.url}/kv_cache")
-    page.get_by_text("Show the formula").click()
+    unfold(page.get_by_text("Show the formula"))
     box = page.get_by_test_id("stExpander").filter(has_text="Show the formula")
     expect(box.locator(".katex").first).to_be_visible()
     expect(box).to_contain_text("Source:")

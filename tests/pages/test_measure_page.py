@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from calc.records import Measured, Records, as_csv
-from tests.pages.server import PATIENCE, open_page, serve, settled
+from tests.pages.server import PATIENCE, open_page, serve, settled, unfold
 
 pytestmark = [pytest.mark.browser, pytest.mark.torch]
 
@@ -73,7 +73,7 @@ def test_a_run_is_pressed_watched_and_taken_home(page, server, data):
 
 
 def test_what_was_measured_before_can_be_taken_home(page, data):
-    page.get_by_text("Measured before").click()
+    unfold(page.get_by_text("Measured before"))
     with page.expect_download() as download:
         page.get_by_role("button", name="All as CSV").click()
     assert Path(download.value.path()).read_text(encoding="utf-8") == as_csv(Records(data / "results.sqlite3").rows())
@@ -100,7 +100,7 @@ def test_someone_elses_results_are_taken_in_and_stand_beside(page, tmp_path, dat
     page.wait_for_selector("text=1 rows of 1 runs were taken in, from lab.csv", timeout=PATIENCE)
     page.reload()
     settled(page)
-    page.get_by_text("Compare two machines").click()
+    unfold(page.get_by_text("Compare two machines"))
     page.wait_for_selector("text=a machine far away (from lab.csv)", timeout=PATIENCE)
 
 

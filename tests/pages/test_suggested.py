@@ -10,7 +10,7 @@ from playwright.sync_api import Locator, Page, expect
 from calc.catalogue import load
 from calc.hardware import gpu
 from calc.training import TrainingPlan, suggest, train
-from tests.pages.server import Server, open_page, settled
+from tests.pages.server import Server, open_page, settled, unfold
 
 pytestmark = pytest.mark.browser
 
@@ -39,7 +39,7 @@ def test_a_change_that_fits_is_applied_by_its_button_in_the_sidebar_and_in_the_l
     settled(page)
     expect(buttons).to_have_count(0)
     assert set(page.url.partition("?")[2].split("&")) == {"micro_batch=8", "recompute=full"}
-    page.get_by_test_id("stSidebar").get_by_text("Activations", exact=True).click()
+    unfold(page.get_by_test_id("stSidebar").get_by_text("Activations", exact=True))
     expect(page.get_by_role("combobox", name="Recompute")).to_have_value("full")
     after = suggest(train(LLAMA, TrainingPlan(micro_batch=8, recompute="full"), H100))
     assert figure(page, "Max micro-batch") == f"{after.largest_micro_batch:,}"
