@@ -11,7 +11,7 @@ from calc.model.spec import ModelSpec
 from calc.pipeline import weight_versions
 from calc.training.gathered import Gathered, gathered
 from calc.training.hf_stage import hf_constants, hf_segments
-from calc.training.ledger_stage import ledger_segments
+from calc.training.ledger_stage import ledger_constants, ledger_segments
 from calc.training.plan import TrainingPlan
 from calc.training.recipes import OPTIMIZERS, RECIPES
 from calc.training.segments import Constant, Segment
@@ -359,7 +359,7 @@ def stage_memory(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> StageMemo
     tensors = model_of(plan, spec)
     hf = plan.implementation == "hf"
     segments = tuple((hf_segments if hf else ledger_segments)(plan, spec, stage, tensors))
-    constants = tuple(hf_constants(plan, spec, stage)) if hf else ()
+    constants = tuple((hf_constants if hf else ledger_constants)(plan, spec, stage))
     return StageMemory(
         plan,
         spec,
