@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from calc.errors import InputError
 from calc.records import Records
+from calc.units import MiB, show_bytes
 from measure.device_queue import Ticket
 from measure.devices import NO_TORCH, Device, free_memory, likely, lock_name, resolve
 from measure.run_options import RunOptions
@@ -31,6 +32,7 @@ from measure.workloads.cases import is_out_of_memory
 
 _POLL_SECONDS = 0.2
 _TRUSTED_SECONDS = 5.0  # of the usual time, as if they had been seen: a guess of the time left begins there
+_LEAST_MEMORY = 256 * MiB  # of a GPU, for the smallest workload
 _GRACE_SECONDS = 30  # beyond the time limit, which the runner enforces: then this process ends itself
 
 Tell = Callable[..., None]
@@ -93,7 +95,8 @@ def _guarded(size: str, action: Callable[[], Ended]) -> Ended:
     except Exception as error:
         if is_out_of_memory(error):
             return Ended(
-                "out of memory", f"{size} does not fit in the memory that the run may take; choose a smaller size"
+                "out of memory",
+                f"{size} does not fit in the memory that the run may take; choose a smaller size, or end what else takes memory",
             )
         traceback.print_exc()  # to the runner, which keeps the end of it
         return Ended("failed", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
@@ -222,11 +225,20 @@ def _start(options: RunOptions, run: str, device: str, tell: Tell) -> None:
 
 
 def _guard_memory(device: Device, fraction: float) -> None:
-    """Bound what the run may take: on a GPU through torch's allocator, on the CPU through the system (Linux; macOS does not enforce it)."""
+    """Bound what the run may take: on a GPU through torch's allocator, on the CPU through the system (Linux; macOS does not enforce it).
+
+    InputError when another process leaves too little of a GPU.
+    """
     if device.kind != "cpu":
         import torch
 
+        torch.cuda.set_device(device.name)  # events, streams and Triton's launches go to the current device
         free, total = torch.cuda.mem_get_info(device.name)
+        if fraction * free < _LEAST_MEMORY:
+            raise InputError(
+                f"--device: {device.name} has {show_bytes(free)} of {show_bytes(total)} free: another process fills it "
+                "(nvidia-smi lists them); end that, or choose --device cpu"
+            )
         torch.cuda.set_per_process_memory_fraction(fraction * free / total, device.name)
         return
     import resource

@@ -83,6 +83,11 @@ def likely(wanted: str) -> str:
     return "cuda:0" if wanted == "cuda" else wanted
 
 
+def surely_no_gpu() -> str:
+    """Why there is no GPU here, where that is plain without importing torch; "" where only torch can tell."""
+    return f"no GPU: the installed torch {version('torch')} is a CPU build" if _is_cpu_build() else ""
+
+
 def lock_name(device: str) -> str:
     """One name for one piece of hardware, whatever index CUDA_VISIBLE_DEVICES gives it in this process."""
     kind, _, index = device.partition(":")

@@ -15,23 +15,23 @@ from calc.model.config import LARGEST_CONFIG, parse_config
 
 
 @contextmanager
-def open_plain(path: Path, largest: int | None = None) -> Iterator[tuple[BinaryIO, int]]:
+def open_plain(path: Path, largest: int | None = None, field: str = "MODEL") -> Iterator[tuple[BinaryIO, int]]:
     """A plain file, open for reading, and its size in bytes. InputError when it is missing, no plain file, or too large.
 
-    A pipe or a device is refused before it is opened, and so never waited for.
+    `field` is what the complaint calls it. A pipe or a device is refused before it is opened, and so never waited for.
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise InputError.of("MODEL", str(path), "it must be a plain file")
+            raise InputError.of(field, str(path), "it must be a plain file")
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if largest is not None and size > largest:
                 raise InputError(
-                    f"MODEL: {str(path)!r} has {size:,} bytes; such a file has at most {largest:,}", "MODEL"
+                    f"{field}: {str(path)!r} has {size:,} bytes; such a file has at most {largest:,}", field
                 )
             yield file, size
     except OSError as error:
-        raise InputError.of("MODEL", str(path), f"it cannot be read: {error.strerror or error}") from None
+        raise InputError.of(field, str(path), f"it cannot be read: {error.strerror or error}") from None
 
 
 def read_config(path: Path) -> dict[str, Any]:

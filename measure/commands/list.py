@@ -19,7 +19,8 @@ def main(argv: Sequence[str]) -> str:
         for each in WORKLOADS.values()
     ]
     for name, parts in SUITES.items():
-        rows.append(_row(name, f"formulas of {', '.join(parts)}", "any device; passes over what it lacks", "MODEL"))
+        model = "MODEL" if any(WORKLOADS[part].takes_model for part in parts) else "its own"
+        rows.append(_row(name, f"formulas of {', '.join(parts)}", "any device; passes over what it lacks", model))
     return table(rows, ("name", "tests", "needs", "sizes", "model"), form)
 
 

@@ -10,13 +10,17 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from calc.catalogue import load_config
 from calc.cli import Parser
 from calc.commands import flag
 from calc.errors import InputError, validated
+from calc.model.config import from_config
 from calc.units import show_seconds
 from measure.commands.tables import add_format, checked_format, results
+from measure.devices import surely_no_gpu
 from measure.run_options import RunOptions
 from measure.runner import Event, run
+from measure.workloads import SUITES, WORKLOADS
 
 _LINES = "jsonl"  # every event as a line, as it comes: what the page reads
 
@@ -27,6 +31,7 @@ def main(argv: Sequence[str]) -> str:
     form = checked_format(given["format"], (_LINES,))
     fields = {name: given[name] for name in RunOptions.model_fields if name in given}
     options = validated(RunOptions, fields, lambda name: "NAME" if name == "workload" else flag(name))
+    _refuse_early(options)
     cancel = _cancelled_by_signals()
     if given["attached"]:
         threading.Thread(target=_cancel_at_end_of_input, args=(cancel,), daemon=True).start()
@@ -35,12 +40,25 @@ def main(argv: Sequence[str]) -> str:
     for event in run(options, cancel):
         if form == _LINES:
             print(json.dumps(event), flush=True)
-        else:
+        elif event["event"] != "part" or options.workload in SUITES:  # how a single one ended is told at the end
             _show(event)
         if event["event"] == "row":
             rows.append({key: value for key, value in event.items() if key != "event"})
         done = event
     return _ended(done, "" if form == _LINES else results(rows, form))
+
+
+def _refuse_early(options: RunOptions) -> None:
+    """InputError for what can be seen to be wrong before a process starts and imports torch: the model, the device."""
+    if options.model:
+        from_config(load_config(options.model))
+    reason = surely_no_gpu()
+    if reason and options.device.startswith("cuda"):
+        raise InputError.of("--device", options.device, f"this machine has cpu; {reason}")
+    if (reason or options.device == "cpu") and all(WORKLOADS[name].needs_gpu for name in options.workloads):
+        raise InputError(
+            f"{options.workload}: not measurable here: it needs a GPU; {reason or '--device cpu was chosen'}"
+        )
 
 
 def _parser() -> Parser:

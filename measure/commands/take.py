@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from calc.cli import Parser
-from calc.errors import InputError
 from calc.imported import LARGEST_FILE, imported
 from calc.records import Records
+from calc.sources.files import open_plain
 
 
 def main(argv: Sequence[str]) -> str:
@@ -18,12 +18,8 @@ def main(argv: Sequence[str]) -> str:
     parser.add_argument("--origin", default="", metavar="TEXT", help="where they are from (default: the file's name)")
     given = parser.parse_args(argv)
     path = Path(given.FILE)
-    try:
-        with path.open("rb") as file:
-            content = file.read(LARGEST_FILE + 1)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InputError.of("FILE", given.FILE, f"it must be a file that can be read ({reason})") from None
+    with open_plain(path, LARGEST_FILE, "FILE") as (file, size):
+        content = file.read(size)
     runs = imported(content, given.origin or path.name)
     records = Records()
     count = records.take(runs)

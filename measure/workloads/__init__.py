@@ -43,6 +43,7 @@ class Workload:
 
     `run` yields each row as soon as it is measured; every row that was yielded is kept, however the run ends. `seconds` is about
     what the small size takes on two CPU cores: the shares of a suite's progress. `takes_model`: it measures the user's model.
+    `needs_gpu`: it measures what only a GPU has.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Workload:
     run: Run
     seconds: float = 1.0
     takes_model: bool = False
+    needs_gpu: bool = False
 
 
 def _later(module: str, function: str = "run") -> Run:
@@ -168,6 +170,7 @@ _TABLE = (
         "a GPU",
         _later("gpu_only", "pcie"),
         0.1,
+        needs_gpu=True,
     ),
     Workload(
         "context-and-workspace",
@@ -175,6 +178,7 @@ _TABLE = (
         "a GPU",
         _later("gpu_only", "context_and_workspace"),
         0.1,
+        needs_gpu=True,
     ),
     Workload(
         "quantisation-error",

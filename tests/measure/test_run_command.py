@@ -49,6 +49,11 @@ def measure(*arguments, code=0):
             "model (llama-2-7b) is not for matmul-rate: saved-activations",
         ),
         (("run", "lora", "--model", "-"), "model: '-' is not allowed"),
+        (("run", "standard", "--model", "nonsense"), "MODEL: 'nonsense' is not allowed; it must be a catalogue name"),
+        (("run", "lora", "--model", "/dev/zero"), "MODEL: '/dev/zero' is not allowed; it must be a plain file"),
+        (("run", "pcie", "--device", "cpu"), "pcie: not measurable here: it needs a GPU; "),
+        (("import", "/dev/zero"), "FILE: '/dev/zero' is not allowed; it must be a plain file"),
+        (("import", "tests"), "FILE: 'tests' is not allowed; it must be a plain file"),
         (("run",), "the following arguments are required: NAME"),
         (("results", "--workload", "nonsense"), "--workload: 'nonsense' is not allowed"),
         (("devices", "--format", "xml"), "--format: 'xml' is not allowed"),
@@ -121,6 +126,30 @@ def test_someone_elses_results_are_taken_in_and_compared(tmp_path):
     assert "FILE: 'none.csv' is not allowed" in measure("import", "none.csv", code=2).stderr
 
 
+def test_a_file_that_would_be_waited_for_or_is_too_large_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(10 * 2**30)
+    for name in ("pipe", "link"):
+        assert "it must be a plain file" in measure("import", str(tmp_path / name), code=2).stderr
+    assert (
+        "has 10,737,418,240 bytes; such a file has at most"
+        in measure("import", str(tmp_path / "sparse"), code=2).stderr
+    )
+    assert not (tmp_path / "results.sqlite3").exists()
+
+
+@pytest.mark.torch
+def test_what_stops_a_single_workload_is_told_once(tmp_path):
+    """A refusal that only the measuring process can make: nothing of the model's layers repeats."""
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128}
+    config |= {"num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 500}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    done = measure("run", "lora", "--device", "cpu", "--model", str(tmp_path), code=2)
+    assert done.stderr.count("do not repeat") == 1
+
+
 def test_results_of_a_newer_program_are_refused_in_one_line(tmp_path):
     import sqlite3
 
@@ -139,6 +168,30 @@ def test_without_torch_a_run_says_how_to_get_it(tmp_path):
     assert done.returncode == 2
     assert "PyTorch is not installed in this Python" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+NO_TRITON = """
+from importlib.machinery import PathFinder
+find = PathFinder.find_spec
+PathFinder.find_spec = classmethod(lambda cls, name, *rest: None if name.split(".")[0] == "triton" else find(name, *rest))
+"""
+
+
+@pytest.mark.torch
+def test_without_triton_all_works_and_says_why(tmp_path):
+    """As on macOS and Windows, which Triton has no build for."""
+    (tmp_path / "sitecustomize.py").write_text(NO_TRITON)
+
+    def measured(*arguments):
+        environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+        command = [sys.executable, "-m", "measure", *arguments, "--format", "json"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    assert measured("devices")["notes"][-1].startswith("no Triton: it is not installed (it has no build for macOS")
+    assert [row["name"] for row in measured("list")] == [*WORKLOADS, *SUITES]
+    assert {row["quantity"] for row in measured("run", "paged-decode", "--device", "cpu")} >= {"bandwidth/torch"}
 
 
 def test_neither_listing_nor_refusing_imports_torch():

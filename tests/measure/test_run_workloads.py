@@ -1,16 +1,21 @@
 """The workloads themselves: what calc predicts is what torch and transformers hold, to the byte."""
 
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from calc.breakdown import Breakdown, Component, compare  # noqa: E402
+from calc.errors import InputError  # noqa: E402
 from calc.hardware import gpus  # noqa: E402
 from calc.model.config import from_config  # noqa: E402
 from calc.parameters import parameters  # noqa: E402
+from calc.units import GiB  # noqa: E402
+from measure import child  # noqa: E402
 from measure.devices import CATALOGUE, Device, resolve  # noqa: E402
 from measure.timing import Spread, spread, time_call  # noqa: E402
-from measure.workloads import SIZES, WORKLOADS, Setting, decoder_states, rates  # noqa: E402
+from measure.workloads import SIZES, WORKLOADS, Setting, attention, decoder_states, inference, rates  # noqa: E402
 from tests.latex import assert_formulas_hold  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -152,6 +157,47 @@ def test_a_spread_is_the_median_and_the_fifths_around_it():
 
 def test_the_catalogue_has_every_device_that_a_driver_names():
     assert set(CATALOGUE.values()) <= set(gpus())
+
+
+class FullCard:
+    """What torch.cuda says of a card of 80 GiB of which so much is free, and what it is asked to do."""
+
+    def __init__(self, free):
+        self.free, self.current, self.fraction = free, None, None
+
+    def mem_get_info(self, name):
+        return self.free, 80 * GiB
+
+    def set_device(self, name):
+        self.current = name
+
+    def set_per_process_memory_fraction(self, fraction, name):
+        self.fraction = fraction
+
+
+def test_a_card_that_another_process_fills_is_refused_before_anything_is_built(monkeypatch):
+    card = FullCard(100 * 2**20)
+    for name in ("mem_get_info", "set_device", "set_per_process_memory_fraction"):
+        monkeypatch.setattr(torch.cuda, name, getattr(card, name))
+    device = Device("cuda:1", "cuda", "as if", 80 * GiB)
+    with pytest.raises(InputError, match=r"cuda:1 has 100\.00 MiB of 80\.00 GiB free: another process fills it"):
+        child._guard_memory(device, 0.8)
+    assert card.fraction is None
+    card.free = 20 * GiB
+    child._guard_memory(device, 0.8)
+    assert card.fraction == 0.8 * 20 / 80  # of what is free, not of what there is
+    assert card.current == "cuda:1"  # events and Triton's launches go to the current device
+
+
+def test_without_triton_a_gpu_is_measured_by_torch_alone(monkeypatch):
+    for name in ("copy", "flash_attention", "matmul", "paged_decode"):
+        monkeypatch.setitem(sys.modules, f"kernels.{name}", None)  # as an import that fails
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda name: (8, 0))
+    gpu = setting(Device("cuda:0", "cuda", "as if", 80 * GiB))
+    assert [program for _, program, _ in rates._matmuls(gpu)] == ["torch"] * 4
+    assert list(rates._copies(gpu)) == ["copy/torch"]
+    assert list(attention._kinds(gpu)) == ["standard", "flash"]
+    assert list(inference._programs(gpu)) == ["torch"]
 
 
 def test_every_workload_says_what_it_tests():
