@@ -106,7 +106,7 @@ def checkpoint(spec: ModelSpec, plan: TrainingPlan) -> Checkpoint:
     groups = groups_of(whole, spec, stages(whole, spec)[0])
     key = StateKey.of(whole)._replace(granule=1, counters=False)
     frozen = 0
-    if plan.method == "lora":
+    if plan.lora:
         everything = _weights(groups, key)
         groups = tuple((_adapters(tensors), count) for tensors, count in groups)
         frozen = everything - _weights(groups, key)

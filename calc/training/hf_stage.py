@@ -19,7 +19,7 @@ from calc.training.segments import Constant, Segment
 from calc.training.stages import Stage
 from calc.training.states import GRANULE, tree
 from calc.training.tape import Storage
-from calc.training.tensors import FP32_ROUTERS, Lora, ModelTensors, Tensors, kind_path
+from calc.training.tensors import FP32_ROUTERS, ModelTensors, Tensors, kind_path
 from calc.units import round_up
 
 
@@ -49,7 +49,7 @@ def settings_of(plan: TrainingPlan, spec: ModelSpec) -> Settings:
         tp=plan.tp,
         ep=plan.ep,
         sharded_sequence=plan.sharded_sequence,
-        lora=Lora(plan.lora_rank, plan.lora_targets) if plan.method == "lora" else None,
+        lora=plan.lora,
         router=spec.architecture,
         several=plan.micro_batch > 1 or attention_of(plan, spec) != "eager",
         longest_masked=max(shorter, default=0),
@@ -168,10 +168,10 @@ def hf_constants(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> list[Cons
         replace(_constant("loss", 4, "4", {}, True, "step"), fixed=True),
         _constant("loss_gradient", 4, "4", {}, False, "backward"),
     ]
-    table = len(spec.embeddings) > 1 and plan.method != "lora"  # a position table keeps them itself
+    table = len(spec.embeddings) > 1 and plan.method == "full"  # a position table keeps them itself
     if plan.recompute == "full" and not table:  # each checkpoint holds the arguments of its layer
         made.append(_constant("position_ids", 8 * tokens, r"8 \cdot <s>", {"s": tokens}, False, "layers"))
-    if plan.recompute == "full" and plan.method == "lora" and stage.first:
+    if plan.recompute == "full" and plan.lora and stage.first:
         numbers: dict[str, Number] = {
             "b": batch,
             "s": tokens,

@@ -17,7 +17,7 @@ from calc.training.recipes import OPTIMIZERS, RECIPES
 from calc.training.segments import Constant, Segment
 from calc.training.stages import Stage
 from calc.training.states import Placed, StateKey, group_bytes, merged, placed, state_components
-from calc.training.tensors import Lora, ModelTensors, Tensors, model_tensors
+from calc.training.tensors import ModelTensors, Tensors, model_tensors
 from calc.units import ceil_div
 
 EMBEDDING, END = ("embedding",), ("end",)
@@ -336,8 +336,7 @@ def _plain(name: str, value: int, latex: str, numbers: dict[str, int], source: s
 
 
 def model_of(plan: TrainingPlan, spec: ModelSpec) -> ModelTensors:
-    lora = Lora(plan.lora_rank, plan.lora_targets) if plan.method == "lora" else None
-    return model_tensors(spec, plan.tp, plan.ep, lora)
+    return model_tensors(spec, plan.tp, plan.ep, plan.lora)
 
 
 def groups_of(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> tuple[Placed, ...]:

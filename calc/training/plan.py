@@ -13,7 +13,7 @@ from calc.model.feed_forward import MLP, MoE
 from calc.model.mixers import Attention, LatentAttention
 from calc.model.spec import ModelSpec
 from calc.parameters import lora_parameters
-from calc.training.tensors import has_peft_targets
+from calc.training.tensors import Lora, has_peft_targets
 
 Recipe = Literal["pure-bf16", "amp", "fp32", "mixed-16", "megatron-bf16", "megatron-fp16", "fsdp-bf16", "fp8"]
 Optimizer = Literal["adamw", "sgd", "momentum", "adafactor", "lion", "muon", "adamw-8bit", "paged-adamw"]
@@ -25,7 +25,7 @@ Schedule = Literal[
 # What the flags allow and no ledger knows yet: refused by name, never ignored.
 _NOT_MODELLED = {
     "implementation": {"liger", "torchtitan"},
-    "method": {"dora", "qlora"},
+    "method": {"qlora"},
     "objective": {"dpo", "ppo", "grpo"},
     "offload": {"optimizer", "parameters"},
 }
@@ -139,6 +139,13 @@ class TrainingPlan(BaseModel):
         return self.shards // self.ep
 
     @cached_property
+    def lora(self) -> Lora | None:
+        """The adapters, where only they train."""
+        if self.method == "full":
+            return None
+        return Lora(self.lora_rank, self.lora_targets, magnitude=self.method == "dora")
+
+    @cached_property
     def gpus(self) -> int:
         return self.dp * self.tp * self.pp * self.cp
 
@@ -182,16 +189,16 @@ _PLAN_RULES: tuple[Rule, ...] = (
         "attention: 'eager' is not part of implementation 'fused' (Transformer Engine's attention is flash); use sdpa or flash",
     ),
     (
-        lambda plan: plan.method == "lora" and plan.implementation != "hf",
-        "method: 'lora' needs implementation 'hf', and implementation is {implementation!r}",
+        lambda plan: plan.method != "full" and plan.implementation != "hf",
+        "method: {method!r} needs implementation 'hf', and implementation is {implementation!r}",
     ),
     (
-        lambda plan: plan.method == "lora" and plan.tp * plan.ep > 1,
-        "method: 'lora' is modelled without tensor and expert parallelism: tp ({tp}) and ep ({ep}) must be 1",
+        lambda plan: plan.method != "full" and plan.tp * plan.ep > 1,
+        "method: {method!r} is modelled without tensor and expert parallelism: tp ({tp}) and ep ({ep}) must be 1",
     ),
     (
-        lambda plan: bool(plan.lora_targets) and plan.method != "lora",
-        "lora_targets needs method 'lora', not {method!r}",
+        lambda plan: bool(plan.lora_targets) and plan.method == "full",
+        "lora_targets needs method 'lora', 'dora' or 'qlora', not {method!r}",
     ),
     (
         lambda plan: plan.virtual_stages > 1 and plan.pp == 1,
@@ -240,7 +247,7 @@ def check(plan: TrainingPlan, spec: ModelSpec) -> None:
         )
     if plan.ep > 1 and not experts:
         raise InputError.of("ep", plan.ep, f"{spec.name} has no experts, so it must be 1")
-    if plan.method == "lora" and not plan.lora_targets and not has_peft_targets(spec):
+    if plan.lora and not plan.lora_targets and not has_peft_targets(spec):
         raise InputError(
             f"lora_targets: left out, and peft's own choice names no linear layer of {spec.name}; name the modules",
             "lora_targets",

@@ -9,6 +9,7 @@ from calc.model.spec import Layer
 from calc.model.weights import Dim, Norm, dim
 from calc.model.weights import Weight as ModelWeight
 from calc.training import ops
+from calc.training.adapters import adapted
 from calc.training.ops import FULL, ONE
 from calc.training.tape import TOKENS, Extent, Tape, Value, Weight
 from calc.training.tensors import Lora, tensor_of
@@ -116,22 +117,8 @@ class Builder:
         lora = self.settings.lora
         y = ops.linear(self.tape, x, self.weight(*matrices), out, name, bias)
         if lora and lora.takes(self.modules, module):
-            return self._adapted(x, y, matrices, out, name, lora)
+            return adapted(self.tape, x, y, (matrices[0].shape[1], out), name, lora, bias is not None)
         return y
-
-    def _adapted(self, x: Value, y: Value, matrices: tuple[ModelWeight, ...], out: Dim, name: str, lora: Lora) -> Value:
-        """peft's Linear: result + B(A(x in fp32)) * scaling, cast back to the result's format."""
-        t, r = self.tape, dim("r", lora.rank)
-        inputs = matrices[0].shape[1]
-        down = Weight(f"{name}_lora_A", r * inputs, True, FULL)  # autocast's copies are told apart by these names
-        up = Weight(f"{name}_lora_B", out * r, True, FULL)
-        with t.part(f"{name}_adapter"):
-            wide = ops.cast(t, x, FULL, "adapter_input")
-            low = ops.linear(t, wide, down, r, "lora_A")
-            high = ops.linear(t, low, up, out, "lora_B")
-            scaled = ops.scale(t, high, "scaled")
-            del low, high
-            return ops.cast(t, ops.add(t, y, scaled, "adapted"), y.bytes, "adapted")
 
 
 def _rms(b: Builder, x: Value, rows: Dim) -> tuple[Value, Value]:

@@ -74,7 +74,7 @@ class StateKey(NamedTuple):
     def of(cls, plan: TrainingPlan) -> StateKey:
         hf = plan.implementation == "hf"
         return cls(
-            plan.recipe, plan.optimizer, plan.method == "lora", plan.zero, plan.shards, plan.expert_shards,
+            plan.recipe, plan.optimizer, plan.lora is not None, plan.zero, plan.shards, plan.expert_shards,
             rows=plan.zero == 3 and hf and plan.shards > 1, granule=GRANULE if hf else 1,
             counters=hf and plan.optimizer_kernel == "fused" and OPTIMIZERS[plan.optimizer].counts_on_device,
         )  # fmt: skip

@@ -119,10 +119,14 @@ def _part(part: Part, layer: Layer | None, tp: int, ep: int) -> Iterator[Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """Adapters of one rank on the linear layers named in `targets`; () means peft's own choice, "all-linear" all of them."""
+    """Adapters of one rank on the linear layers named in `targets`; () means peft's own choice, "all-linear" all of them.
+
+    `magnitude`: DoRA's, with a learned length for each output beside them.
+    """
 
     rank: int
     targets: tuple[str, ...]
+    magnitude: bool = False
 
     def takes(self, modules: tuple[str, ...], module: str) -> bool:
         """Whether the linear layer `module`, one of the layer's `modules`, gets an adapter."""
@@ -181,6 +185,9 @@ def _adapters(parts: tuple[Part, ...], lora: Lora) -> Iterator[Tensor]:
                 )
                 place = (part, "adapters", module, name)
                 yield Tensor(place, 1, first, rest, *latex, numbers, "/".join(place), matrix=True, adapter=True)
+            if lora.magnitude:
+                place = (part, "adapters", module, "lora_magnitude_vector")
+                yield Tensor(place, 1, output, 1, "<d_out>", "", (("d_out", output),), "/".join(place), adapter=True)
 
 
 def _group(

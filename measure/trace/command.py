@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> str:
     gpu = chosen_gpu(given["gpu"], given["gpu_memory_gib"], given["gpu_tflops"], given["gpu_GBps"], flag)
     seconds = flags.seconds_of(given["seconds"])
     config = _config(given)
-    told = _prediction(config, plan, gpu, given) if given["compare"] else None
+    told = train(from_config(config, given["MODEL"]), plan, gpu) if given["compare"] else None
 
     def answer(progress: Callable[[str], None], stopped: Callable[[], bool]) -> dict[str, Any]:
         return _answer(observe(config, options, seconds, progress, stopped), plan, gpu, told)
@@ -72,15 +72,6 @@ def _config(given: Mapping[str, Any]) -> dict[str, Any]:
     if given["attached"] and given["MODEL"] == "-":
         return parse_config(sys.stdin.buffer.readline(LARGEST_CONFIG + 1))
     return load_config(given["MODEL"])
-
-
-def _prediction(
-    config: Mapping[str, Any], plan: TrainingPlan, gpu: Gpu | None, given: Mapping[str, Any]
-) -> TrainingAnswer:
-    """What the formulas say of the same step."""
-    if given.get("method") == "dora":
-        raise InputError.of("--compare", "dora", "no prediction knows DoRA yet; leave --compare out")
-    return train(from_config(config, given["MODEL"]), plan, gpu)
 
 
 def _answer(

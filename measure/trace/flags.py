@@ -93,8 +93,6 @@ def parser() -> Parser:
 def plan_of(given: Mapping[str, Any]) -> TrainingPlan:
     """The plan that the flags describe, by the rules of a prediction. InputError when a trace does not run it."""
     values = {key: given[key] for key in TrainingPlan.model_fields if key in given}
-    if values.get("method") == "dora":  # which no ledger knows yet; the rules are those of LoRA
-        values["method"] = "lora"
     plan = validated(TrainingPlan, values, flag)
     _refuse(plan)
     return plan
@@ -102,8 +100,6 @@ def plan_of(given: Mapping[str, Any]) -> TrainingPlan:
 
 def options_of(plan: TrainingPlan, given: Mapping[str, Any]) -> TraceOptions:
     shared = {name: getattr(plan, name) for name in _SHARED if name in given}  # the rest keeps the trace's own defaults
-    if given.get("method") == "dora":
-        shared["method"] = "dora"
     return TraceOptions(
         **shared,
         accumulation=plan.microbatches,

@@ -237,7 +237,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if storage is not None and storage.saved_by is None:
             sequence = torch._C._autograd._get_sequence_nr() - 1
             storage.saved_by = self._nodes.setdefault(sequence, Node(self._here()))
-        return tensor
+        # a node that held its own output by a hook would outlive a graph that is dropped before its backward
+        return tensor if tensor.grad_fn is None else tensor.detach()
 
     def _scalar(self, tensor: Tensor) -> bool | int | float:
         """The value read back from a fake tensor: 2 for a step counter, no for a condition, else a number within reason."""

@@ -122,16 +122,6 @@ def test_compare_prints_prediction_and_trace_by_path(tmp_path, capsys):
     assert all(row["predicted"] == row["traced"] for row in rows)
 
 
-def test_compare_says_what_no_prediction_knows_before_it_traces(tmp_path, capsys):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(NAMED))
-    assert main(["trace", str(path), "--method", "dora", "--compare"]) == 2
-    assert (
-        capsys.readouterr().err
-        == "--compare: 'dora' is not allowed; no prediction knows DoRA yet; leave --compare out\n"
-    )
-
-
 @pytest.fixture
 def attached(tmp_path, monkeypatch):
     """A trace as the page starts it: its config on standard input, which stays open, and events on standard output."""

@@ -27,6 +27,9 @@ CASES = [
     ("llama-3.2-1b", {"optimizer": "sgd"}),
     ("llama-2-7b", {"method": "lora"}),
     ("llama-2-7b", {"method": "lora", "lora_targets": ("all-linear",)}),
+    ("llama-2-7b", {"method": "dora"}),
+    ("llama-2-7b", {"method": "dora", "recompute": "full", "recipe": "amp"}),
+    ("gpt2", {"method": "dora", "lora_targets": ("c_attn",)}),  # a bias, taken off first
     ("qwen3-0.6b", {}),
     ("qwen3-0.6b", {"recipe": "amp"}),
     ("qwen2.5-0.5b", {}),

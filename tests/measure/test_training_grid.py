@@ -63,15 +63,17 @@ OTHERS = {
     "gpt-oss-120b": LLAMA,
 }
 RECIPES, RECOMPUTES, ATTENTIONS = ("pure-bf16", "amp", "fp32"), ("none", "full"), ("sdpa", "eager")
-METHODS = ("full", "lora attention", "lora all-linear")
+METHODS = ("full", "lora attention", "lora all-linear", "dora attention", "dora all-linear")
 # (recipe, recompute, attention, method): all of full training, and adapters over the rest.
 PROGRAMS = (
     *((recipe, recompute, attention, "full") for recipe in RECIPES for recompute in RECOMPUTES for attention in ATTENTIONS),
-    *(("pure-bf16", recompute, "sdpa", method) for recompute in RECOMPUTES for method in METHODS[1:]),
+    *(("pure-bf16", recompute, "sdpa", method) for recompute in RECOMPUTES for method in METHODS[1:3]),
     ("amp", "none", "sdpa", "lora all-linear"),
     ("amp", "full", "eager", "lora attention"),
     ("fp32", "none", "sdpa", "lora attention"),
     ("fp32", "full", "sdpa", "lora attention"),
+    ("pure-bf16", "none", "sdpa", "dora attention"),
+    ("amp", "full", "sdpa", "dora all-linear"),
 )  # fmt: skip
 # (seq, micro_batch). Each model meets each shape, with another program than its neighbour.
 SHAPES = (
@@ -123,7 +125,7 @@ def _length(model: str, seq: int) -> int:
 
 
 def _stacked_experts(case: Case) -> bool:
-    return case.method == "lora all-linear" and case.model.startswith(
+    return case.method.endswith("all-linear") and case.model.startswith(
         ("mixtral", "qwen3-30b", "qwen3-235b", "deepseek")
     )
 
@@ -159,9 +161,9 @@ REFUSED = tuple(case for case in GRID + DRAWN if _stacked_experts(case))
 def options_of(case: Case) -> dict[str, Any]:
     method, _, targets = case.method.partition(" ")
     found = {name: getattr(case, name) for name in ("seq", "micro_batch", "recipe", "recompute")}
-    if method == "lora":
+    if method != "full":
         attention = {**MODELS, **OTHERS}[case.model]
-        found |= {"method": "lora", "lora_targets": attention if targets == "attention" else (targets,)}
+        found |= {"method": method, "lora_targets": attention if targets == "attention" else (targets,)}
     return found
 
 

@@ -22,6 +22,7 @@ PLANS = (
     {"attention": "eager", "optimizer": "adamw-8bit", "global_batch": 4},
     {"zero": 3, "dp": 8, "recipe": "fsdp-bf16", "optimizer": "muon"},
     {"method": "lora"},
+    {"method": "dora", "recompute": "full"},
     {"optimizer_kernel": "fused", "tp": 1},
     {"loss": "chunked", "zero": 2, "dp": 3, "optimizer": "adafactor"},
 )
@@ -36,7 +37,7 @@ def test_every_model_of_the_catalogue_is_answered_and_its_leaves_sum_to_the_peak
     spec = model(name)
     seq = min(256, spec.max_position_embeddings or 256)
     for changes in PLANS:
-        if changes.get("method") == "lora" and not has_peft_targets(spec):
+        if "method" in changes and not has_peft_targets(spec):
             _, module = next(iter(linear_modules(spec.layers.kind_parts[0])))
             changes = changes | {"lora_targets": (module,)}
         values = {"seq": seq, **changes}

@@ -27,7 +27,7 @@ from tests.calc.training.models import model
         ({"implementation": "fused", "attention": "eager"}, "'eager' is not part of implementation 'fused'"),
         ({"method": "lora", "implementation": "fused"}, "'lora' needs implementation 'hf'"),
         ({"method": "lora", "tp": 2}, "tp (2) and ep (1) must be 1"),
-        ({"lora_targets": "q_proj"}, "lora_targets needs method 'lora', not 'full'"),
+        ({"lora_targets": "q_proj"}, "lora_targets needs method 'lora', 'dora' or 'qlora', not 'full'"),
         ({"seq": 0}, "seq"),
         ({"zero": 4}, "zero"),
         ({"recipe": "int3"}, "recipe"),

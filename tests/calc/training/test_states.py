@@ -136,6 +136,14 @@ def test_lora_freezes_the_model_and_keeps_fp32_adapters():
     assert answer.optimizer_bytes == 8 * adapters
 
 
+def test_dora_adds_a_length_for_each_output_of_an_adapted_layer():
+    lora, dora = (train(model("llama-2-7b"), TrainingPlan(seq=512, method=method)) for method in ("lora", "dora"))
+    lengths = 32 * 2 * 4096  # q_proj and v_proj
+    assert dora.gradients_bytes - lora.gradients_bytes == 4 * lengths
+    assert dora.optimizer_bytes - lora.optimizer_bytes == 8 * lengths
+    assert dora.parameters_bytes - lora.parameters_bytes == 4 * lengths
+
+
 def test_every_recipe_and_optimizer_states_its_source():
     for ledger in (*RECIPES.values(), *OPTIMIZERS.values()):
         assert ledger.source

@@ -1,0 +1,102 @@
+"""Adapters on a linear layer as peft computes them: LoRA, and DoRA, which gives each output a learned length."""
+
+from __future__ import annotations
+
+from calc.model.weights import Dim, dim
+from calc.training import ops
+from calc.training.ops import FULL
+from calc.training.tape import FIXED, Edge, Tape, Value, Weight
+from calc.training.tensors import Lora
+
+
+def adapted(t: Tape, x: Value, y: Value, shape: tuple[Dim, Dim], name: str, lora: Lora, bias: bool) -> Value:
+    """peft's Linear on x, where the layer itself gives y: y + B(A(x in fp32)) * scaling, cast back to y's format.
+
+    `shape` are the layer's input and output features; DoRA takes the layer's `bias` off y first.
+    """
+    inputs, out = shape
+    r = dim("r", lora.rank)
+    down = Weight(f"{name}_lora_A", r * inputs, True, FULL)  # autocast's copies are told apart by these names
+    up = Weight(f"{name}_lora_B", out * r, True, FULL)
+    with t.part(f"{name}_adapter"):
+        wide = ops.cast(t, x, FULL, "adapter_input")
+        if lora.magnitude:
+            scaled = _decomposed(t, wide, y, (down, up), shape, r, bias)
+        else:
+            low = ops.linear(t, wide, down, r, "lora_A")
+            high = ops.linear(t, low, up, out, "lora_B")
+            scaled = ops.scale(t, high, "scaled")
+            del low, high
+        return ops.cast(t, ops.add(t, y, scaled, "adapted"), y.bytes, "adapted")
+
+
+def _decomposed(
+    t: Tape, x: Value, y: Value, weights: tuple[Weight, Weight], shape: tuple[Dim, Dim], r: Dim, bias: bool
+) -> Value:
+    """DoRA's addition to y: (m - 1) * y + m * B(A(x)) * scaling, m the learned lengths over those of W + B A (peft 0.21)."""
+    out = shape[1]
+    whole = _merged_weight(t, weights, shape, r)
+    lengths = t.new("lengths", out, FIXED, FULL)
+    magnitude = Weight(f"{weights[0].name}_magnitude", out, True, FULL)
+    m = t.new("magnitudes", out, FIXED, FULL)
+
+    def backward(g: Value, *saved: Value) -> tuple[None]:
+        ops.weight_gradient(t, magnitude)
+        return (None,)
+
+    t.record([Edge()], m, [lengths], backward)
+    del lengths
+    low = ops.linear(t, x, weights[0], r, "lora_A")
+    high = ops.linear(t, low, weights[1], out, "lora_B")
+    del low
+    base = ops.shift(t, y, t.bytes, "without_bias") if bias else y
+    less = t.new("magnitudes_less_one", out, FIXED, FULL)
+    t.record([m], less, [], lambda g: (g,))
+    first = _stretched(t, less, base, "stretched")
+    second = ops.scale(t, _stretched(t, m, high, "stretched_update"), "scaled")
+    whole.clear()
+    return ops.add(t, first, second, "decomposed")
+
+
+def _merged_weight(t: Tape, weights: tuple[Weight, Weight], shape: tuple[Dim, Dim], r: Dim) -> list[Value]:
+    """W and B A in fp32, their product by way of an identity matrix, and their sum for a moment, of which the norm is taken.
+
+    No gradient flows back; the handles are what peft holds until the layer has run: with what A and B saved of the product.
+    """
+    inputs, out = shape
+    eye = t.new("identity", inputs * inputs, FIXED, FULL)
+    size = ops.matmul_bytes(t, eye)
+    held = [ops.cast(t, eye, size, "identity")]
+    if t.autocast:
+        t.weight_copy(weights[0])
+    held.append(t.new("identity_lora_A", inputs * r, FIXED, size))
+    if t.autocast:
+        t.weight_copy(weights[1])
+    product = t.new("update", out * inputs, FIXED, size)
+    del eye
+    if not t.saving:
+        held.clear()
+    held.append(ops.cast(t, product, FULL, "update"))
+    del product
+    if t.bytes != FULL:
+        held.append(t.new("fp32_weight", out * inputs, FIXED, FULL))
+    scaled = t.like(held[-1], "scaled_update")
+    merged = t.like(scaled, "merged_weight")
+    del scaled, merged
+    return held
+
+
+def _stretched(t: Tape, m: Value, x: Value, name: str) -> Value:
+    """m * x in fp32, m one number a feature: both are saved; backward makes both whole products before the first is summed."""
+    out = t.like(x, name, FULL)
+    wants, size, vector = x.grad, x.bytes, m.dim
+
+    def backward(g: Value, *saved: Value) -> tuple[Value, Value | None]:
+        to_x = t.like(g) if wants else None
+        whole = t.like(g)
+        to_m = t.new("gradient", vector, FIXED, FULL)
+        del whole
+        return to_m, ops.cast(t, to_x, size) if to_x is not None else None
+
+    t.record([m, x], out, [x, *([m] if wants else [])], backward)
+    return out
