@@ -8,6 +8,7 @@ from typing import Any
 
 from calc.breakdown import Breakdown, Component
 from calc.hardware import Gpu
+from calc.model.feed_forward import MoE
 from calc.model.mixers import Recurrence
 from calc.model.spec import ModelSpec
 from calc.training.hf_stage import needs_eager
@@ -76,7 +77,12 @@ class TrainingAnswer:
 
     @cached_property
     def overhead(self) -> Overhead:
-        return overhead(self.plan, self.gpu, self.peak_bytes)
+        return self.overhead_at(self.peak_bytes)
+
+    def overhead_at(self, peak: int) -> Overhead:
+        """What lies beside the tensors of a device with that peak."""
+        experts = any(isinstance(kind.feed_forward, MoE) for kind in self.spec.layers.kinds)
+        return overhead(self.plan, self.gpu, peak, experts)
 
     @property
     def reserved_bytes(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from calc.breakdown import Component, Formula
 from calc.model.mixers import Attention, CompressedAttention, LatentAttention
 from calc.model.spec import ModelSpec
-from calc.model.weights import dim
+from calc.model.weights import Dim, dim
 from calc.training.blocks import Block, Sizes
 from calc.training.hf_stage import Source, block_segment
 from calc.training.ledgers import Layout, ledger_embedding, paper_end, paper_layer
@@ -56,10 +56,17 @@ def ledger_segments(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: 
             cached[kind] = made.pop()
         made.append(cached[kind])
     if stage.last:
-        elements = tensors.end.elements + (tensors.tied_head.elements if fused and spec.tied else 0)
-        block = fused_end(spec, h, elements, layout) if fused else paper_end(spec, h, tensors.end.elements, layout)
-        add(("end",), block, tensors.end)
+        add(("end",), _end(spec, h, tensors, layout), tensors.end)
     return made
+
+
+def _end(spec: ModelSpec, h: Dim, tensors: ModelTensors, layout: Layout) -> Block:
+    elements = tensors.end.elements
+    if layout.implementation == "paper":
+        return paper_end(spec, h, elements, layout)
+    tied = tensors.tied_head.elements if spec.tied else 0
+    head = tied or sum(tensor.elements for tensor in tensors.end.tensors if tensor.path[0] == "head")
+    return fused_end(spec, h, elements + tied, head, layout)
 
 
 _FEED_FORWARD = frozenset({"mlp", "router", "experts", "shared_expert", "latent"})

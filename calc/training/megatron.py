@@ -214,8 +214,8 @@ def fused_layer(
 
 
 @lru_cache(maxsize=512)
-def fused_end(spec: ModelSpec, h: Dim, elements: int, layout: Layout) -> Block:
-    """Final norm, head and loss.
+def fused_end(spec: ModelSpec, h: Dim, elements: int, head: int, layout: Layout) -> Block:
+    """Final norm, head and loss, which hold `elements` weights, `head` of them in the head.
 
     The head's logits are 16-bit. Megatron's loss makes them fp32 and turns that copy into the gradient, which is cast back; Transformer
     Engine's (loss "fused") writes the gradient over the logits. The head's weight gradient is a tensor of its own even where it was
@@ -242,7 +242,7 @@ def fused_end(spec: ModelSpec, h: Dim, elements: int, layout: Layout) -> Block:
         else:
             kept.append(logits)
         forward += [~number for number in whole]
-        backward += _head_backward(script, whole, gradient, elements)
+        backward += _head_backward(script, whole, gradient, elements, head)
     elif layout.gradient:
         backward.append(script.weights("head", elements))
     forward.append(loss)
@@ -252,7 +252,7 @@ def fused_end(spec: ModelSpec, h: Dim, elements: int, layout: Layout) -> Block:
     )  # fmt: skip
 
 
-def _head_backward(script: _Script, whole: list[int], logits_gradient: int, elements: int) -> list[int]:
+def _head_backward(script: _Script, whole: list[int], logits_gradient: int, elements: int, head: int) -> list[int]:
     layout = script.layout
     norm_gradient = script.add(("head", "input_gradient"), script.h, layout.between)
     summed = [script.whole(("head", "gradient_sum"), script.h)] if layout.sharded_sequence else []
@@ -260,7 +260,7 @@ def _head_backward(script: _Script, whole: list[int], logits_gradient: int, elem
         weights, freed = script.weights("head", elements), []
     else:
         weights = len(script.storages)
-        script.storages.append(weight_gradients(("head", "weight_gradient"), elements, 2, weights, False))
+        script.storages.append(weight_gradients(("head", "weight_gradient"), head, 2, weights, False))
         freed = [~weights]
     released = [~number for number in (*summed, *whole, logits_gradient)]
     return [*whole, *summed, norm_gradient, weights, *freed, *released, ~norm_gradient]

@@ -13,14 +13,19 @@ CONTEXT = 512 * MiB
 # One NCCL communicator of two devices, and of more (measured on A100 with NVLink: NVIDIA/nccl#964).
 NCCL_PAIR, NCCL_GROUP = 544 * MiB, 688 * MiB
 # cuBLAS workspace that PyTorch allocates (aten/src/ATen/cuda/CublasHandlePool.cpp): compute capability 9.0 and later, earlier.
-WORKSPACE_NEW, WORKSPACE_OLD = 32 * MiB, 8_519_680
+# Each thread has a handle and a workspace of its own: the one that runs forward, and autograd's, which runs backward.
+WORKSPACE_NEW, WORKSPACE_OLD, THREADS = 32 * MiB, 8_519_680, 2
+# Transformer Engine's own, of compute capability 9.0 and later, and earlier; the grouped matmul of experts has one a stream.
+ENGINE_NEW, ENGINE_OLD, STREAMS = 32 * MiB, 4 * MiB, 4
 # Reserved by the allocator but not allocated, in percent of the peak: an assumption; it depends on the order of sizes.
 FRAGMENTATION = 5.0
 
 SOURCES = {
     "context": "CUDA context: 512 MiB assumed; reports run from 300 to 700 MB (pytorch/pytorch issues 107667 and 28113)",
     "nccl": "NCCL: 544 MiB for each group of two devices, 688 MiB for each larger one (NVIDIA/nccl issue 964, A100)",
-    "workspace": "cuBLAS workspace: 32 MiB from compute capability 9.0, else 8,519,680 bytes (PyTorch, CublasHandlePool.cpp)",
+    "workspace": "cuBLAS workspace, one for forward's thread and one for backward's: 32 MiB from compute capability 9.0, else "
+    "8,519,680 bytes (PyTorch, CublasHandlePool.cpp); implementation fused adds Transformer Engine's of 32 or 4 MiB, with experts "
+    "four more (transformer_engine/pytorch/cpp_extensions/gemm.py)",
     "fragmentation": "allocator: 5 % of the peak assumed reserved but not allocated; measure yours as reserved minus allocated",
 }
 
@@ -34,18 +39,25 @@ class Overhead(NamedTuple):
     fragmentation: int
 
 
-def overhead(plan: TrainingPlan, gpu: Gpu | None, peak: int) -> Overhead:
-    """The four lines, each the user's own number where one is given."""
+def overhead(plan: TrainingPlan, gpu: Gpu | None, peak: int, experts: bool = False) -> Overhead:
+    """The four lines, each the user's own number where one is given. `experts`: the model has some."""
     groups = [degree for degree in (plan.dp * plan.cp, plan.cp, plan.tp, plan.pp, plan.ep) if degree > 1]
     nccl = sum(NCCL_PAIR if degree == 2 else NCCL_GROUP for degree in groups)
-    old = gpu is not None and gpu.compute_capability is not None and float(gpu.compute_capability) < 9
     percent = FRAGMENTATION if plan.fragmentation_percent is None else plan.fragmentation_percent
     return Overhead(
         _given(plan.context_mib, CONTEXT),
         _given(plan.nccl_mib, nccl),
-        _given(plan.workspace_mib, WORKSPACE_OLD if old else WORKSPACE_NEW),
+        _given(plan.workspace_mib, _workspace(plan, gpu, experts)),
         int(peak * percent / 100),
     )
+
+
+def _workspace(plan: TrainingPlan, gpu: Gpu | None, experts: bool) -> int:
+    old = gpu is not None and gpu.compute_capability is not None and float(gpu.compute_capability) < 9
+    torch = THREADS * (WORKSPACE_OLD if old else WORKSPACE_NEW)
+    if plan.implementation != "fused":
+        return torch
+    return torch + (1 + STREAMS * experts) * (ENGINE_OLD if old else ENGINE_NEW)
 
 
 def _given(mib: float | None, default: int) -> int:

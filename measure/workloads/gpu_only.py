@@ -85,21 +85,21 @@ def _context(setting: Setting, divisor: int) -> Iterator[Measured]:
 
 
 def _reserved(setting: Setting, divisor: int) -> Iterator[Measured]:
-    """The workspace that the first matmul takes, and reserved beyond allocated at the peak of two real steps."""
+    """The workspaces that the first matmul and its backward take, and reserved beyond allocated at the peak of two real steps."""
     device, config = torch.device(setting.device.name), SMALL[setting.size]
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
-    x = torch.ones(1024, 1024, dtype=torch.bfloat16, device=device)
+    x = torch.ones(1024, 1024, dtype=torch.bfloat16, device=device, requires_grad=True)
     before = torch.cuda.memory_allocated(device)
-    y = x @ x
+    torch.autograd.grad(x @ x, x, x.detach())
     torch.cuda.synchronize(device)
-    workspace = torch.cuda.memory_allocated(device) - before - y.nbytes
+    workspace = torch.cuda.memory_allocated(device) - before
     plan = TrainingPlan(seq=2048 // divisor)
     peak = train(from_config(config), plan).peak_bytes
     _, predicted_workspace, predicted_fragmentation = _lines(setting, peak)
     yield Measured("", "workspace", predicted_workspace, workspace, "bytes")
-    del x, y
+    del x
     torch.cuda.reset_peak_memory_stats(device)
     program = Program(config, options_of(plan), device)
     for _ in range(2):

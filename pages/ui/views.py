@@ -13,7 +13,6 @@ from calc.breakdown import Breakdown, Component, Formula, Row
 from calc.commands import Answer
 from calc.pipeline import ClosedForm
 from calc.training import TrainingAnswer
-from calc.training.overhead import overhead
 from calc.units import show_bytes_decimal, show_value
 from pages.ui.text import plain
 
@@ -247,7 +246,7 @@ def held_by_stage(answer: TrainingAnswer, most: int = 16) -> dict[str, list[tupl
     rows = {}
     for memory in answer.stages[:most]:
         tensors = [(spaced(part.name), part.total) for part in memory.components()]
-        beside = overhead(answer.plan, answer.gpu, memory.peak[1].bytes)._asdict()
+        beside = answer.overhead_at(memory.peak[1].bytes)._asdict()
         rows[f"stage {memory.stage.rank}"] = tensors + [
             (_BESIDE[name], value) for name, value in beside.items() if value
         ]
