@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from decimal import Decimal, InvalidOperation
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from calc.breakdown import Breakdown, Component
 from calc.flops import TokenFlops, encoders, token_flops
@@ -15,13 +16,28 @@ from calc.model.spec import ModelSpec, Tower
 from calc.parameters import parameters, tower_parameters
 
 
+def _written_short(value: object) -> object:
+    """The whole number that a text such as 2e12 or 1.5e9 means; anything else is left for the field to judge."""
+    if not isinstance(value, str) or "e" not in value.lower() or len(value) > 40:
+        return value
+    try:
+        number = Decimal(value)
+    except InvalidOperation:
+        return value
+    return (
+        int(number) if number.is_finite() and number.adjusted() < 40 and number == number.to_integral_value() else value
+    )
+
+
 class ComputePlan(BaseModel):
     """How long to train, on how many GPUs, and how well they are used."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     seq: int = Field(4096, ge=1, le=2**24, description="sequence length in tokens")
-    tokens: int = Field(0, ge=0, le=10**18, description="tokens to train on; 0: one sequence")
+    tokens: Annotated[int, BeforeValidator(_written_short)] = Field(
+        0, ge=0, le=10**18, description="tokens to train on, such as 2e12; 0: one sequence"
+    )
     gpus: int = Field(1, ge=1, le=10_000_000, description="number of GPUs")
     dtype: Literal["bf16", "fp16", "fp8", "fp4", "tf32", "fp32"] = Field(
         "bf16", description="number format of the matmuls: whose dense peak counts"
@@ -112,6 +128,7 @@ def compute(spec: ModelSpec, plan: ComputePlan, gpu: Gpu | None = None) -> Compu
     needs a fact that nobody gave (no GPU, a peak that no source states, no price) is None, and a note says so.
     6ND counts N as every parameter that a text token uses, its embedding included.
     """
+    spec.must_read_text()
     tokens = plan.tokens or plan.seq
     active = parameters(spec).active - sum(tower_parameters(tower) for tower in _beside(spec))
     six_nd = 6 * active * tokens

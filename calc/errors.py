@@ -55,7 +55,8 @@ def validated(model: type[Model], values: Mapping[str, Any], rename: Callable[[s
 
 def _allowed(message: str) -> str:
     """Pydantic's sentence as ours: "Input should be 'a', 'b' or 'c'" is "it must be one of a, b, c"."""
-    message = message.replace("Input should be", "it must be")
+    message = message.replace("Input should be", "it must be").partition(", unable to parse")[0]
+    message = message.replace("a valid integer", "a whole number").replace("a valid number", "a number")
     quoted = message.removeprefix("it must be ").replace(" or ", ", ").split(", ")
     if len(quoted) > 1 and all(word[:1] == word[-1:] == "'" for word in quoted):
         return f"it must be one of {', '.join(word[1:-1] for word in quoted)}"

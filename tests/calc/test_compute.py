@@ -160,3 +160,14 @@ def test_a_longer_sequence_never_costs_less_a_token(seq, model):
 def test_bounds_hold(field):
     with pytest.raises(InputError, match=field):
         validated(ComputePlan, {field: -1})
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("2e12", 2 * 10**12), ("1.5E9", 1_500_000_000), ("15000", 15_000)])
+def test_tokens_may_be_written_short(text: str, tokens: int):
+    assert validated(ComputePlan, {"tokens": text}).tokens == tokens
+
+
+@pytest.mark.parametrize("text", ["2e12x", "1e400", "1e-1", "2.5", "nan", "e", "1e999999999999"])
+def test_tokens_that_are_no_whole_number_are_refused_in_plain_words(text: str):
+    with pytest.raises(InputError, match="^tokens: .* is not allowed; it must be a whole number$"):
+        validated(ComputePlan, {"tokens": text})
