@@ -169,5 +169,5 @@ def test_tokens_may_be_written_short(text: str, tokens: int):
 
 @pytest.mark.parametrize("text", ["2e12x", "1e400", "1e-1", "2.5", "nan", "e", "1e999999999999"])
 def test_tokens_that_are_no_whole_number_are_refused_in_plain_words(text: str):
-    with pytest.raises(InputError, match="^tokens: .* is not allowed; it must be a whole number$"):
+    with pytest.raises(InputError, match=r"^tokens: .* is not allowed; it must be a whole number$"):
         validated(ComputePlan, {"tokens": text})
