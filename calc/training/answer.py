@@ -166,7 +166,7 @@ def _assumptions(plan: TrainingPlan, spec: ModelSpec) -> list[str]:
         told.append(f"text-only step: {', '.join(towers)} hold states and no activations")
     kinds = dict.fromkeys(kind.mixer.kind for kind in spec.layers.kinds if isinstance(kind.mixer, Recurrence))
     told += [f"{kind} layers keep their input and what their usual kernel is known to keep" for kind in kinds]
-    if plan.attention == "sdpa" and plan.implementation == "hf" and needs_eager(spec):
+    if plan.attention == "sdpa" and plan.transformers and needs_eager(spec):
         told.append("attention: transformers runs this model's attention eager (capped scores or sinks have no SDPA)")
     if plan.ep > 1:
         told.append("experts are balanced: every rank serves as many tokens as it holds")

@@ -106,7 +106,7 @@ def _moves(plan: TrainingPlan, spec: ModelSpec) -> Iterator[Move]:
     yield Move(
         "micro_batch", "micro-batch {}, gradients accumulated", smaller[::-1], {"global_batch": plan.batch}, True
     )
-    levels = ("none", "full") if plan.implementation == "hf" else ("none", "selective", "full")
+    levels = ("none", "full") if plan.transformers else ("none", "selective", "full")
     yield Move("recompute", "recomputation: {}", levels[levels.index(plan.recompute) + 1 :], {}, True)
     yield Move("optimizer", "optimizer {}", _SMALLER[plan.optimizer], {}, True)
     if plan.recipe != "pure-bf16":

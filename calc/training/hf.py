@@ -8,7 +8,7 @@ from calc.model.feed_forward import FeedForward, MoE
 from calc.model.mixers import Attention, CompressedAttention, LatentAttention, Mixer, Recurrence
 from calc.model.spec import Layer, ModelSpec
 from calc.model.weights import Dim, Norm, dim
-from calc.training import ops
+from calc.training import liger, ops
 from calc.training.blocks import OUTSIDE, Block, recomputed, record
 from calc.training.hf_attention import attention, compressed, latent
 from calc.training.hf_forward import mlp, moe
@@ -142,8 +142,19 @@ def _hidden(layer: Layer) -> int:
 
 
 @lru_cache(maxsize=512)
-def end_block(spec: ModelSpec, settings: Settings, loss: str, several: bool, residual: int, trains: bool) -> Block:
-    """Final norm, head and loss. `several` sequences in a batch: their shifted labels are a copy of the padded ones."""
+def end_block(
+    spec: ModelSpec,
+    settings: Settings,
+    loss: str,
+    several: bool,
+    residual: int,
+    trains: bool,
+    chunk: tuple[int, int] = (1, 1),
+) -> Block:
+    """Final norm, head and loss. `several` sequences in a batch: their shifted labels are a copy of the padded ones.
+
+    `chunk`: tokens in a chunk of the fused loss, and chunks in all.
+    """
     b = Builder(settings)
     t = b.tape
     vocabulary = b.local(dim("V", spec.vocab_size))
@@ -161,7 +172,9 @@ def end_block(spec: ModelSpec, settings: Settings, loss: str, several: bool, res
         head_weight = Weight("weight", weight.dim, settings.lora is None, settings.bytes)
         if loss != "full":
             with t.part("loss"):
-                return _LOSSES[loss](b, x, head_weight, vocabulary)
+                if loss == "fused":
+                    return liger.fused_linear_cross_entropy(t, x, head_weight, vocabulary, chunk, several)
+                return _chunked(b, x, head_weight, vocabulary)
         with t.part("head"):
             logits = ops.linear(t, x, head_weight, vocabulary, "logits")
             if spec.logit_softcap:
@@ -169,7 +182,7 @@ def end_block(spec: ModelSpec, settings: Settings, loss: str, several: bool, res
             if spec.head_scale:
                 logits = ops.scale(t, logits, "logits")
         with t.part("loss"):
-            return _loss(b, logits, several)
+            return liger.cross_entropy(t, logits, several) if settings.liger else _loss(b, logits, several)
 
     return record(b, (), program, dim("h", spec.hidden_size), settings.between, residual, trains)
 
@@ -188,7 +201,7 @@ def _loss(b: Builder, logits: Value, several: bool) -> Value:
     return out
 
 
-CHUNKS = 8  # of the sequence, in which `chunked` and `fused` run the head
+CHUNKS = 8  # of the sequence, in which `chunked` runs the head
 
 
 def _chunk(b: Builder, x: Value, vocabulary: Dim) -> None:
@@ -219,26 +232,6 @@ def _chunked(b: Builder, x: Value, weight: Weight, vocabulary: Dim) -> Value:
 
     t.record([x], out, [x], backward)
     return out
-
-
-def _fused(b: Builder, x: Value, weight: Weight, vocabulary: Dim) -> Value:
-    """Liger-Kernel's fused linear cross-entropy: forward makes the gradients of the input and of the head at once."""
-    t = b.tape
-    out = t.new("loss", ONE, FIXED, FULL)
-    to_x = t.like(x, "input_gradient")
-    to_weight = [t.new("weight_gradient", weight.dim, FIXED, weight.bytes)] if weight.trains else []
-    _chunk(b, x, vocabulary)
-
-    def backward(g: Value, made: Value, *of_weight: Value) -> tuple[Value]:
-        for value in of_weight:
-            t.keep_gradient(t.view(value))
-        return (t.view(made),)
-
-    t.record([x], out, [to_x, *to_weight], backward)
-    return out
-
-
-_LOSSES = {"chunked": _chunked, "fused": _fused}
 
 
 @lru_cache(maxsize=512)

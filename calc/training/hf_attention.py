@@ -5,7 +5,7 @@ from __future__ import annotations
 from calc.model.mixers import Attention, CompressedAttention, LatentAttention
 from calc.model.weights import Dim, Norm, dim
 from calc.model.weights import Weight as ModelWeight
-from calc.training import ops
+from calc.training import liger, ops
 from calc.training.ops import FULL, HALF, LONG, ONE
 from calc.training.program import Builder
 from calc.training.tape import FIXED, PAIRS, TOKENS, Edge, Extent, Value, Weight
@@ -54,7 +54,9 @@ def attention(b: Builder, x: Value, mixer: Attention, tables: Value) -> Value:
         key = b.norm(key, mixer.k_norm, ONE if mixer.k_norm.size.size > mixer.head_dim else k)
     if mixer.v_norm:
         value = b.norm(value, mixer.v_norm, k)
-    if mixer.rotary:
+    if mixer.rotary and b.settings.liger:
+        query, key = liger.rotary(t, query, key)
+    elif mixer.rotary:
         query, key = _turned(b, query, a, mixer, tables, "query"), _turned(b, key, k, mixer, tables, "key")
     window = mixer.window or mixer.chunk
     mixed = kernel(b, query, key, value, (a, k, d, d_v), window, mixer)
@@ -109,7 +111,7 @@ def kernel(
     if flash:
         mixed = _fused(b, query, key, value, heads, "flash")
         # flash answers in the layout of the query; after a join that is head by head, and the output is copied
-        joined = mixer is not None and mixer.rotary and mixer.rotary_joined
+        joined = mixer is not None and mixer.rotary and mixer.rotary_joined and not settings.liger
         return ops.copy(t, mixed, "output_input") if joined else mixed
     if not grouped:
         return _fused(b, query, key, value, heads, "efficient", masked)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from calc.model.feed_forward import MLP, MoE
 from calc.model.weights import Dim, dim
-from calc.training import ops
+from calc.training import liger, ops
 from calc.training.ops import FULL, HALF, LONG, ONE
 from calc.training.program import Builder
 from calc.training.tape import FIXED, Edge, Value, Weight
@@ -61,8 +61,16 @@ def mlp(b: Builder, x: Value, module: MLP) -> Value:
         both = b.linear(x, (*by_name["gate"], *by_name["up"]), dim("2", 2) * f, "gate_up", names[0])
         gate, up = ops.split(t, both, [f, f])
         del both
-        inner = ops.mul(t, up, activate(b, gate, module.activation), "product")
+        inner = (
+            liger.gated(t, gate, up)
+            if b.settings.liger
+            else ops.mul(t, up, activate(b, gate, module.activation), "product")
+        )
         del gate, up
+    elif b.settings.liger:
+        gate = b.linear(x, by_name["gate"], f, "gate", names[0])
+        inner = liger.gated(t, gate, b.linear(x, by_name["up"], f, "up", names[1]))
+        del gate
     else:
         gate = activate(b, b.linear(x, by_name["gate"], f, "gate", names[0]), module.activation)
         inner = ops.mul(t, gate, b.linear(x, by_name["up"], f, "up", names[1]), "product")

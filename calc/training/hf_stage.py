@@ -12,6 +12,7 @@ from calc.model.mixers import Attention, LatentAttention
 from calc.model.spec import ModelSpec
 from calc.training.blocks import Block, Sizes, alive_at, block_bytes, storage_bytes
 from calc.training.hf import embedding_block, end_block, layer_block
+from calc.training.liger import PATCHES, chunk_tokens
 from calc.training.plan import TrainingPlan
 from calc.training.program import Settings
 from calc.training.recipes import RECIPES
@@ -20,7 +21,7 @@ from calc.training.stages import Stage
 from calc.training.states import GRANULE, tree
 from calc.training.tape import Storage
 from calc.training.tensors import FP32_ROUTERS, ModelTensors, Tensors, kind_path
-from calc.units import round_up
+from calc.units import ceil_div, round_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ def settings_of(plan: TrainingPlan, spec: ModelSpec) -> Settings:
         router=spec.architecture,
         several=plan.micro_batch > 1 or attention_of(plan, spec) != "eager",
         longest_masked=max(shorter, default=0),
+        liger=PATCHES.get(spec.architecture) if plan.implementation == "liger" else None,
     )
 
 
@@ -103,9 +105,18 @@ def hf_segments(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: Mode
             cached[kind, trains] = block_segment(path, block, sizes, tensors.kinds[kind], plan, PROGRAM)
         made.append(cached[kind, trains])
     if stage.last:
-        block = end_block(spec, settings, plan.loss, plan.micro_batch > 1, residual, True)
+        block = end_block(spec, settings, plan.loss, plan.micro_batch > 1, residual, True, _chunk(plan, spec))
         made.append(block_segment(("end",), block, sizes, tensors.end, plan, PROGRAM))
     return made
+
+
+def _chunk(plan: TrainingPlan, spec: ModelSpec) -> tuple[int, int]:
+    """Tokens in a chunk of the fused loss, and chunks in all."""
+    if plan.loss != "fused":
+        return (1, 1)
+    tokens = plan.micro_batch * plan.seq // plan.cp
+    rows = chunk_tokens(tokens, spec.hidden_size, ceil_div(spec.vocab_size, plan.tp))
+    return rows, ceil_div(tokens, rows)
 
 
 def block_segment(

@@ -105,7 +105,7 @@ class StageMemory:
         """
         main = any(state.name == "main_gradient" for state in RECIPES[self.plan.recipe].states)
         alone = self.plan.dp * self.plan.cp == 1
-        return 0 if alone or main or self.plan.zero > 1 or self.plan.implementation != "hf" else self.states[1]
+        return 0 if alone or main or self.plan.zero > 1 or not self.plan.transformers else self.states[1]
 
     @cached_property
     def activations(self) -> int:
@@ -356,7 +356,7 @@ def groups_of(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> tuple[Placed
 def stage_memory(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> StageMemory:
     """The memory of one stage under the plan's implementation."""
     tensors = model_of(plan, spec)
-    hf = plan.implementation == "hf"
+    hf = plan.transformers
     segments = tuple((hf_segments if hf else ledger_segments)(plan, spec, stage, tensors))
     constants = tuple((hf_constants if hf else ledger_constants)(plan, spec, stage))
     return StageMemory(

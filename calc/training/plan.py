@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -13,6 +13,7 @@ from calc.model.feed_forward import MLP, MoE
 from calc.model.mixers import Attention, LatentAttention
 from calc.model.spec import ModelSpec
 from calc.parameters import lora_parameters
+from calc.training.liger import PATCHES
 from calc.training.tensors import Lora, has_peft_targets
 
 Recipe = Literal["pure-bf16", "amp", "fp32", "mixed-16", "megatron-bf16", "megatron-fp16", "fsdp-bf16", "fp8"]
@@ -24,7 +25,7 @@ Schedule = Literal[
 
 # What the flags allow and no ledger knows yet: refused by name, never ignored.
 _NOT_MODELLED = {
-    "implementation": {"liger", "torchtitan"},
+    "implementation": {"torchtitan"},
     "method": {"qlora"},
     "objective": {"dpo", "ppo", "grpo"},
     "offload": {"optimizer", "parameters"},
@@ -76,10 +77,12 @@ class TrainingPlan(BaseModel):
     dropout: Literal["config", "off"] = Field("config", description="the config's dropout, or none")
     implementation: Literal["hf", "liger", "torchtitan", "fused", "paper"] = Field(
         "hf",
-        description="whose program: transformers, Megatron with Transformer Engine, or arXiv 2205.05198",
+        description="whose program: transformers, alone or with Liger-Kernel's operators, Megatron with Transformer Engine, or "
+        "arXiv 2205.05198",
     )
     loss: Literal["full", "chunked", "fused"] = Field(
-        "full", description="cross-entropy: full logits, chunked, or fused with the head"
+        "full",
+        description="cross-entropy: full logits, chunked, or fused with the head (Liger-Kernel's); left out with liger: fused",
     )
     schedule: Schedule = Field("1f1b", description="pipeline schedule")
     virtual_stages: int = Field(1, ge=1, le=256, description="chunks of the model on a pipeline stage")
@@ -102,6 +105,14 @@ class TrainingPlan(BaseModel):
         None, ge=0, le=1000, description="reserved beyond allocated, in percent of the peak"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _losses(cls, values: Any) -> Any:
+        """Liger-Kernel fuses the loss with the head, unless another is asked for."""
+        if isinstance(values, dict) and values.get("implementation") == "liger":
+            return {"loss": "fused", **values}
+        return values
+
     @model_validator(mode="after")
     def _rules(self) -> Self:
         for field, names in _NOT_MODELLED.items():
@@ -112,6 +123,11 @@ class TrainingPlan(BaseModel):
         for problem in _broken(self, _PLAN_RULES):
             raise ValueError(problem)
         return self
+
+    @property
+    def transformers(self) -> bool:
+        """Whether the step is transformers' program, with Liger-Kernel's operators or its own."""
+        return self.implementation in ("hf", "liger")
 
     @cached_property
     def batch(self) -> int:
@@ -177,8 +193,16 @@ _PLAN_RULES: tuple[Rule, ...] = (
         "sequence_parallel (True) needs tp above 1, and tp is {tp}",
     ),
     (
-        lambda plan: plan.implementation == "hf" and plan.recompute == "selective",
-        "recompute: 'selective' is not part of implementation 'hf' (transformers recomputes whole layers); use none or full",
+        lambda plan: plan.transformers and plan.recompute == "selective",
+        "recompute: 'selective' is not part of implementation {implementation!r} (transformers recomputes whole layers); use none or full",
+    ),
+    (
+        lambda plan: plan.implementation == "liger" and plan.tp * plan.ep > 1,
+        "implementation: 'liger' is modelled without tensor and expert parallelism: tp ({tp}) and ep ({ep}) must be 1",
+    ),
+    (
+        lambda plan: plan.implementation == "liger" and plan.loss == "chunked",
+        "loss: 'chunked' is not part of implementation 'liger'; use fused or full",
     ),
     (
         lambda plan: plan.implementation == "paper" and plan.attention != "sdpa",
@@ -237,6 +261,9 @@ def check(plan: TrainingPlan, spec: ModelSpec) -> None:
     if plan.pp * plan.virtual_stages > layers:
         product = f"pp * virtual_stages ({plan.pp} * {plan.virtual_stages})"
         raise InputError(f"{product} must be at most num_hidden_layers ({layers})", "pp")
+    if plan.implementation == "liger" and spec.architecture not in PATCHES:
+        known = ", ".join(name.removesuffix("ForCausalLM") for name in PATCHES)
+        raise InputError.of("implementation", "liger", f"it is not modelled for {spec.architecture}; it is for {known}")
     experts = any(isinstance(kind.feed_forward, MoE) for kind in spec.layers.kinds)
     stacked = experts and spec.architecture not in _PUBLISHED_STACKED
     if stacked and plan.lora_targets == ("all-linear",):  # adapters of rank r · E on the stacked weights (peft 0.21)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from calc.model.spec import Layer
 from calc.model.weights import Dim, Norm, dim
 from calc.model.weights import Weight as ModelWeight
-from calc.training import ops
+from calc.training import liger, ops
 from calc.training.adapters import adapted
 from calc.training.ops import FULL, ONE
 from calc.training.tape import TOKENS, Extent, Tape, Value, Weight
@@ -34,6 +34,7 @@ class Settings:
     router: str = ""
     several: bool = True  # sequences in a batch: then batched matmuls of eager attention copy heads that lie apart
     longest_masked: int = 0  # the longest window that the sequence fills, so that it needs a mask
+    liger: liger.Patches | None = None  # Liger-Kernel's operators in the place of the model's own
 
     @property
     def between(self) -> Extent:
@@ -103,6 +104,8 @@ class Builder:
     def norm(self, x: Value, norm: Norm, rows: Dim = ONE, name: str = "") -> Value:
         """A norm by the program that its style names; `rows` are the groups of features that are normalised alone."""
         with self.tape.part(name or norm.name):
+            if self.settings.liger:
+                return liger.norm(self.tape, x, self.vector(norm), rows, self.settings.liger.in_place)
             return NORMS[norm.kind if norm.style == "native" else norm.style](self, x, norm, rows)
 
     def vector(self, norm: Norm) -> Weight:

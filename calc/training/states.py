@@ -72,7 +72,7 @@ class StateKey(NamedTuple):
 
     @classmethod
     def of(cls, plan: TrainingPlan) -> StateKey:
-        hf = plan.implementation == "hf"
+        hf = plan.transformers
         return cls(
             plan.recipe, plan.optimizer, plan.lora is not None, plan.zero, plan.shards, plan.expert_shards,
             rows=plan.zero == 3 and hf and plan.shards > 1, granule=GRANULE if hf else 1,
