@@ -246,18 +246,20 @@ def model_tensors(spec: ModelSpec, tp: int, ep: int, lora: Lora | None = None) -
         kinds,
         _group((), None, (Part("embedding", spec.embeddings),), tp, 1),
         _group((), None, tuple(end), tp, 1),
-        tuple(_towers(spec)),
+        tuple(_towers(spec, tp)),
         _group((), None, (token,), tp, 1),
     )
 
 
-def _towers(spec: ModelSpec) -> Iterator[tuple[Tensors, int]]:
-    """Towers are copied on every tensor-parallel rank: no plan of theirs is known."""
+def _towers(spec: ModelSpec, tp: int) -> Iterator[tuple[Tensors, int]]:
+    """An encoder of text is divided as its decoder is (Megatron-LM's T5). Other towers are copied on every tensor-parallel rank:
+    no plan of theirs is known."""
     for tower in spec.towers:
         if not tower.in_total:
             continue
+        ranks = tp if tower.name == "encoder" else 1
         if tower.parts:
-            yield _group((tower.name,), None, tower.parts, 1, 1), 1
+            yield _group((tower.name,), None, tower.parts, ranks, 1), 1
         for index, count in enumerate(tower.stack.counts):
             path = (tower.name, *kind_path(tower.stack, index))
-            yield _group(path, tower.stack.kinds[index], tower.stack.kind_parts[index], 1, 1), count
+            yield _group(path, tower.stack.kinds[index], tower.stack.kind_parts[index], ranks, 1), count
