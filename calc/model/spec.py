@@ -131,6 +131,14 @@ class ModelSpec:
         if pp > 1 and any(kind.reused for kind in self.layers.kinds):
             raise InputError.of("pp", pp, f"layers of {self.name} share their weights, so it must be 1")
 
+    def must_read_text(self) -> None:
+        """InputError for an encoder of pictures alone: it has no vocabulary, and no sequence of tokens passes it."""
+        if not self.vocab_size:
+            raise InputError(
+                f"model: {self.architecture} reads pictures, not text; params counts it, and no other question is answered for it",
+                "model",
+            )
+
     def beyond_positions(self, what: str, tokens: int) -> list[str]:
         """The remark that so many tokens are more than the model has positions for; nothing when they are not."""
         if not 0 < self.max_position_embeddings < tokens:

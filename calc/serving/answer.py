@@ -93,6 +93,7 @@ def serve(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None = None) -> Serving
     """
     if plan.engine not in ENGINES:
         raise InputError.of("engine", plan.engine, f"the engines whose rules are known here: {', '.join(ENGINES)}")
+    spec.must_read_text()
     check_layout(spec, plan)
     stored = stored_weights(spec, plan.weights, plan.tp)
     cache = cache_of(spec, plan)

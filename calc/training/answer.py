@@ -175,5 +175,6 @@ def _assumptions(plan: TrainingPlan, spec: ModelSpec) -> list[str]:
 
 def train(spec: ModelSpec, plan: TrainingPlan, gpu: Gpu | None = None) -> TrainingAnswer:
     """Memory of one training step of a model under a plan. InputError when the layout does not fit the model."""
+    spec.must_read_text()
     check(plan, spec)
     return TrainingAnswer(spec, plan, gpu, tuple(stage_memory(plan, spec, stage) for stage in stages(plan, spec)))

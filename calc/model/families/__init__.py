@@ -10,6 +10,7 @@ from calc.model.families import (
     deepseek4,
     dense,
     encoders,
+    gemma3n,
     gemma4,
     gpt,
     hybrid,
@@ -19,16 +20,18 @@ from calc.model.families import (
     mimo,
     minimax,
     mixtures,
+    mllama,
     multimodal,
     pruned,
     remote,
     seq2seq,
     sparse,
+    vision,
 )
 from calc.model.families.base import Family
 
 _MODULES = (
     *(decoders, dense, gpt, mixtures, sparse, latent, deepseek4, hybrid, linear),
-    *(mimo, minimax, pruned, remote, gemma4, multimodal, llama4, encoders, seq2seq),
+    *(mimo, minimax, pruned, remote, gemma4, gemma3n, multimodal, llama4, mllama, vision, encoders, seq2seq),
 )
 FAMILIES: dict[str, Family] = {name: family for module in _MODULES for name, family in module.FAMILIES.items()}

@@ -25,7 +25,7 @@ from calc.model.weights import Norm, Part, Split, Weight, dim, linear
 
 _WIDE = {"style": "wide"}
 _LISTED = {"head_dim", "num_key_value_heads"}
-_NORMS = ("input_norm", "post_attention_norm", "pre_feedforward_norm", "post_feedforward_norm")
+NORMS = ("input_norm", "post_attention_norm", "pre_feedforward_norm", "post_feedforward_norm")
 _EXPERT_NORMS = ("post_feedforward_norm_1", "post_feedforward_norm_2", "pre_feedforward_norm_2")
 
 
@@ -99,19 +99,23 @@ def _feed_forward(fields: Fields, double: bool) -> tuple[FeedForward, tuple[str,
 def _layer(fields: Fields, kind: str, window: int, shares: bool) -> Layer:
     double = shares and fields.flag("use_double_wide_mlp", default=False)
     forward, names = _feed_forward(fields, double)
-    narrow = fields.size("hidden_size_per_layer_input", default=0, low=0)
-    extra: tuple[Part, ...] = ()
-    if narrow:
-        h, n = dim("h", hidden(fields)), dim("h_l", narrow)
-        gate = linear("gate", "per_layer_input_gate", n, h)
-        up = linear("projection", "per_layer_projection", h, n)
-        extra = (Part("per_layer_input", (*gate, *up, *Norm("norm", h, style="wide").weights)),)
     mixer = _mixer(fields, kind == "full", window, shares)
     name = f"{kind}_shared" if shares else kind
-    return Layer(name, mixer, forward, norms(fields, *_NORMS, *names, **_WIDE), extra=extra)
+    return Layer(name, mixer, forward, norms(fields, *NORMS, *names, **_WIDE), extra=per_layer_input(fields))
 
 
-def _per_layer_tables(fields: Fields) -> tuple[tuple[Weight, ...], tuple[Part, ...]]:
+def per_layer_input(fields: Fields) -> tuple[Part, ...]:
+    """What adds the layer's own input to its output; nothing where the config gives it no width."""
+    narrow = fields.size("hidden_size_per_layer_input", default=0, low=0)
+    if not narrow:
+        return ()
+    h, n = dim("h", hidden(fields)), dim("h_l", narrow)
+    gate = linear("gate", "per_layer_input_gate", n, h)
+    up = linear("projection", "per_layer_projection", h, n)
+    return (Part("per_layer_input", (*gate, *up, *Norm("norm", h, style="wide").weights)),)
+
+
+def per_layer_tables(fields: Fields) -> tuple[tuple[Weight, ...], tuple[Part, ...]]:
     """The embedding that gives each layer its own input, and its projection from the first hidden state."""
     narrow = fields.size("hidden_size_per_layer_input", default=0, low=0)
     rows = fields.size("vocab_size_per_layer_input", default=262144)
@@ -123,21 +127,26 @@ def _per_layer_tables(fields: Fields) -> tuple[tuple[Weight, ...], tuple[Part, .
     return (table,), (Part("per_layer_input", (*projection, *Norm("norm", dim("h_l", narrow), style="wide").weights)),)
 
 
+def first_shared(fields: Fields, kinds: list[str]) -> int:
+    """The first layer that takes its keys and values from an earlier layer of its kind."""
+    shared = fields.size("num_kv_shared_layers", default=0, low=0, high=MOST_LAYERS)
+    first = len(kinds) - shared
+    if shared and (first < 1 or {*kinds[:first]} != {*kinds}):
+        raise InputError.of("num_kv_shared_layers", shared, "each kind of layer must come before the shared ones")
+    return first
+
+
 def gemma4(fields: Fields) -> ModelSpec:
     kinds, window = full_or_sliding(fields, 6)
     kinds[-1] = "full"
-    count = num_layers(fields)
-    shared = fields.size("num_kv_shared_layers", default=0, low=0, high=MOST_LAYERS)
-    first = count - shared
-    if shared and (first < 1 or {*kinds[:first]} != {*kinds}):
-        raise InputError.of("num_kv_shared_layers", shared, "each kind of layer must come before the shared ones")
+    first = first_shared(fields, kinds)
     pairs = [(kind, at >= first) for at, kind in enumerate(kinds)]
     present = list(dict.fromkeys(pairs))
     layers = Stack(
         tuple(_layer(fields, kind, window, shares) for kind, shares in present),
         tuple(present.index(pair) for pair in pairs),
     )
-    tables, other = _per_layer_tables(fields)
+    tables, other = per_layer_tables(fields)
     fields.ignore("per_layer_config", "use_double_wide_mlp", "use_bidirectional_attention", "global_head_dim")
     return assemble(
         fields,

@@ -79,7 +79,7 @@ def _tower(fields: Fields, hidden_size: int) -> Tower:
     if (output := fields.size("vision_output_dim")) != out:
         raise InputError.of(fields.name("vision_output_dim"), output, f"it must equal projector_output_dim ({out})")
     modules = ("q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2")
-    layer = vit_layer(width, fields.size("num_attention_heads"), inner, "gelu", modules, fused=True)
+    layer = vit_layer(width, fields.size("num_attention_heads"), inner, "gelu", modules, rotary=True)
     h, o = dim("h", width), dim("h_o", out)
     embedding = (
         *linear("patch", "linear", h, inputs),

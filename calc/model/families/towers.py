@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from calc.errors import InputError
 from calc.model.families.common import LAYER_NORM, num_layers, uniform
 from calc.model.feed_forward import MLP
@@ -18,33 +21,47 @@ def patches(fields: Fields) -> tuple[Dim, int]:
     return dim("c", channels) * dim("p", patch) * dim("p", patch), (size // patch) ** 2
 
 
-def vit_layer(
+def video_patches(fields: Fields) -> Dim:
+    """Inputs of one patch of several frames."""
+    patch = dim("p", fields.size("patch_size"))
+    frames = dim("t", fields.size("temporal_patch_size"))
+    return dim("c", fields.size("in_channels", default=3)) * frames * patch * patch
+
+
+def output_size(fields: Fields, key: str, hidden_size: int) -> Dim:
+    """The width that the encoder hands on: the language model's, or the model could not run."""
+    out = fields.size(key)
+    if out != hidden_size:
+        raise InputError.of(fields.name(key), out, f"it must equal the language model's hidden_size ({hidden_size})")
+    return dim("h_t", out)
+
+
+def encoder_layer(
     width: int,
     heads: int,
-    inner: int,
-    activation: str,
-    modules: tuple[str, ...],
-    fused: bool = False,
-    causal: bool = False,
+    feed_forward: MLP,
+    modules: tuple[str, str, str, str],
+    bias: str = "qkvo",
+    norm: Mapping[str, Any] = LAYER_NORM,
+    extra: tuple[Part, ...] = (),
+    **traits: Any,
 ) -> Layer:
-    """A pre-norm encoder layer with LayerNorms and biases. `modules`: query, key, value, output, up, down."""
+    """A pre-norm encoder layer whose tokens see each other. `modules`: query, key, value, output; `bias` their letters."""
     if width % heads:
         raise InputError(f"num_attention_heads ({heads}) must divide hidden_size ({width})", "num_attention_heads")
-    h = dim("h", width)
+    traits = {"causal": False, "rotary": False} | traits
+    mixer = Attention(width, heads, heads, width // heads, width // heads, bias, modules, **traits)
+    norms = tuple(Norm(name, dim("h", width), **norm) for name in ("input_norm", "post_attention_norm"))
+    return Layer("layer", mixer, feed_forward, norms, extra=extra)
+
+
+def vit_layer(
+    width: int, heads: int, inner: int, activation: str, modules: tuple[str, ...], bias: str = "qkvo", **traits: Any
+) -> Layer:
+    """An encoder layer with LayerNorms and biases. `modules`: query, key, value, output, up, down."""
     query, key, value, output, up, down = modules
-    mixer = Attention(
-        width,
-        heads,
-        heads,
-        width // heads,
-        width // heads,
-        "qkvo",
-        (query, key, value, output),
-        causal=causal,
-        rotary=fused,
-    )
-    norms = (Norm("input_norm", h, **LAYER_NORM), Norm("post_attention_norm", h, **LAYER_NORM))
-    return Layer("layer", mixer, MLP(width, inner, False, True, activation, ("", up, down)), norms)
+    feed_forward = MLP(width, inner, False, True, activation, ("", up, down))
+    return encoder_layer(width, heads, feed_forward, (query, key, value, output), bias, **traits)
 
 
 CLIP = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
@@ -75,8 +92,9 @@ def clip_tower(fields: Fields, name: str = "vision") -> Tower:
     return Tower(name, _clip_stack(fields, "quick_gelu"), (Part("embedding", embedding), Part("norms", norms)))
 
 
-def siglip_tower(fields: Fields, name: str = "vision") -> Tower:
-    """SigLIP's: patches with bias, no class token, and an attention-pooling head unless `vision_use_head` is false."""
+def siglip_tower(fields: Fields, name: str = "vision", head: bool = True) -> Tower:
+    """SigLIP's: patches with bias, no class token, and an attention-pooling head unless `vision_use_head` is false; a class that
+    never builds one is read with `head` false."""
     inputs, count = patches(fields)
     h = dim("h", fields.size("hidden_size"))
     embedding = (
@@ -84,9 +102,11 @@ def siglip_tower(fields: Fields, name: str = "vision") -> Tower:
         Weight("position", (dim("n", count), h)),
     )
     parts = [Part("embedding", embedding), Part("norms", Norm("post_norm", h, **LAYER_NORM).weights)]
-    if fields.flag("vision_use_head", default=True) if fields.has("vision_use_head") else True:
+    wanted = fields.flag("vision_use_head", default=True) if "vision_use_head" in fields.data else True
+    fields.ignore("projection_dim", "num_image_tokens", "projector_hidden_act", "vocab_size", "num_positions")
+    if head and wanted:
         f = dim("f", fields.size("intermediate_size"))
-        head = (
+        pooling = (
             Weight("probe", (h,)),
             *linear("input", "in_proj", dim("3", 3) * h, h, bias=True),
             *linear("output", "out_proj", h, h, bias=True),
@@ -94,22 +114,57 @@ def siglip_tower(fields: Fields, name: str = "vision") -> Tower:
             *linear("up", "fc1", f, h, bias=True),
             *linear("down", "fc2", h, f, bias=True),
         )
-        parts.append(Part("pooling_head", head))
+        parts.append(Part("pooling_head", pooling))
     return Tower(name, _clip_stack(fields, "gelu_pytorch_tanh"), tuple(parts))
+
+
+def _side(fields: Fields, key: str) -> int:
+    """An edge in pixels; a list gives it twice."""
+    value = fields.data.get(key, fields.defaults.get(key))
+    if isinstance(value, list):
+        if len(value) != 2 or value[0] != value[1]:
+            raise InputError.of(fields.name(key), value, "only squares are understood")
+        fields.data = {**fields.data, key: value[0]}
+    return fields.size(key)
+
+
+def internvl_tower(fields: Fields) -> Tower:
+    """InternVL's: layers whose halves are scaled by learned vectors, a class token, learned positions unless switched off."""
+    width, inner = fields.size("hidden_size"), fields.size("intermediate_size")
+    h, patch = dim("h", width), dim("p", _side(fields, "patch_size"))
+    count = (_side(fields, "image_size") // patch.size) ** 2
+    kind = fields.text("norm_type", default="layer_norm")
+    if kind not in ("layer_norm", "rms_norm"):
+        raise InputError.of(fields.name("norm_type"), kind, 'it must be "layer_norm" or "rms_norm"')
+    norm: Mapping[str, Any] = LAYER_NORM if kind == "layer_norm" else {"kind": "rms"}
+    traits = {}
+    if fields.flag("use_qk_norm", default=False):
+        traits = {"q_norm": Norm("query_norm", h), "k_norm": Norm("key_norm", h)}
+    letters = "qkvo" if fields.flag("attention_bias", default=False) else "o"
+    modules = ("q_proj", "k_proj", "v_proj", "projection_layer", "fc1", "fc2")
+    activation = fields.text("hidden_act", default="gelu")
+    scales = (Part("scales", (Weight("lambda_1", (h,)), Weight("lambda_2", (h,)))),)
+    heads = fields.size("num_attention_heads")
+    layer = vit_layer(width, heads, inner, activation, modules, letters, norm=norm, extra=scales, **traits)
+    channels = dim("c", fields.size("num_channels", default=3))
+    embedding = [Weight("class", (h,)), *linear("patch", "projection", h, channels * patch * patch, bias=True)]
+    if fields.flag("use_mask_token", default=False):
+        embedding.append(Weight("mask", (h,)))
+    if fields.flag("use_absolute_position_embeddings", default=True):
+        embedding.append(Weight("position", (dim("n", count + 1), h)))
+    parts = [Part("embedding", tuple(embedding))]
+    if not fields.flag("use_mean_pooling", default=True):
+        parts.append(Part("norms", Norm("final_norm", h, **LAYER_NORM).weights))
+    fields.ignore("projection_dropout", "layer_scale_init_value")
+    return Tower("vision", uniform(fields, layer), tuple(parts))
 
 
 def qwen_tower(fields: Fields, hidden_size: int, deepstack: bool = True) -> Tower:
     """Qwen3-VL's and Qwen3.5's: patches of two frames, learned positions, mergers that join 2 x 2 patches into one token."""
     width, inner = fields.size("hidden_size"), fields.size("intermediate_size")
     depth = fields.size("depth", high=4096)
-    patch, frames = fields.size("patch_size"), fields.size("temporal_patch_size")
-    out = fields.size("out_hidden_size")
-    if out != hidden_size:
-        raise InputError.of(
-            fields.name("out_hidden_size"), out, f"it must equal text_config.hidden_size ({hidden_size})"
-        )
-    h, p = dim("h", width), dim("p", patch)
-    inputs = dim("c", fields.size("in_channels")) * dim("t", frames) * p * p
+    h, inputs = dim("h", width), video_patches(fields)
+    out = output_size(fields, "out_hidden_size", hidden_size)
     modules = ("qkv", "qkv", "qkv", "proj", "linear_fc1", "linear_fc2")
     layer = vit_layer(
         width,
@@ -117,7 +172,7 @@ def qwen_tower(fields: Fields, hidden_size: int, deepstack: bool = True) -> Towe
         inner,
         fields.text("hidden_act", default="gelu_pytorch_tanh"),
         modules,
-        fused=True,
+        rotary=True,
     )
     merge = fields.size("spatial_merge_size", high=64)
     joined = dim("m", merge * merge) * h
@@ -126,7 +181,7 @@ def qwen_tower(fields: Fields, hidden_size: int, deepstack: bool = True) -> Towe
         weights = (
             *Norm("norm", norm, **LAYER_NORM).weights,
             *linear("up", "linear_fc1", joined, joined, bias=True),
-            *linear("down", "linear_fc2", dim("h_t", out), joined, bias=True),
+            *linear("down", "linear_fc2", out, joined, bias=True),
         )
         return Part(name, weights, copies, copies)
 

@@ -15,7 +15,7 @@ from tests.calc.model.witness import TWINS, build, count, vision_count
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
 # classes that no transformers class mirrors whole: their own tests below
-OWN = {"mimo-7b-base", "llama-3_3-nemotron-super-49b-v1"}
+OWN = {"mimo-7b-base", "llama-3_3-nemotron-super-49b-v1", "gemma-3n-e2b-it", "gemma-3n-e4b-it"}
 
 
 def _model(name: str) -> Any:

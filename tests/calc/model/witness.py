@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-VISION = re.compile(r"vision_|visual\.|multi_modal_projector|embed_vision")
+VISION = re.compile(r"vision_|visual\.|multi_modal_projector|embed_vision|image_newline|connector\.|mm_projector")
 
 # What transformers lacks, or reads under other names, has a class with the same tensors: (class, fields that make it so)
 _CHATGLM = {
