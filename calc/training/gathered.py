@@ -64,7 +64,9 @@ _NONE = Group()
 class Gathered:
     """The groups of one stage: the root's, that of its end alone, and the layers' in order; `first`: segments before the layers.
 
-    `keeps`: forward leaves the layers' weights whole. `size` and `reduced` are bytes of a gathered weight and of a reduced gradient.
+    `apart`: both ends are groups of their own, in order among the layers, and the last stays whole from its forward on, over
+    the loss, which lies behind it (torchtitan). `keeps`: forward leaves the layers' weights whole. `size` and `reduced` are
+    bytes of a gathered weight and of a reduced gradient.
     """
 
     root: Group = _NONE
@@ -72,6 +74,7 @@ class Gathered:
     layers: tuple[Group, ...] = ()
     first: int = 0
     keeps: bool = False
+    apart: bool = False
     size: int = 2
     reduced: int = 2
 
@@ -92,8 +95,15 @@ class Gathered:
         return bool(self.root.whole.bytes or self.layers)
 
     @property
+    def waits(self) -> bool:
+        """Whether the gradients of both ends stay whole to the end of backward, as the root's do."""
+        return self.active and not self.apart
+
+    @property
     def kept_bytes(self) -> int:
         """What stays from forward to backward."""
+        if self.apart and not self.keeps:
+            return self.layers[-1].whole.bytes
         return self.root.whole.bytes + (self._whole[-1].bytes if self.keeps else 0)
 
     def bytes(self, phase: str, index: int, at: str = "block") -> int:
@@ -127,6 +137,9 @@ class Gathered:
         yield "root", self.root.whole
         if self.keeps:
             yield "layers", self._whole[max(layer, 0)]
+        if self.apart and not inside:  # the model's forward has ended, and its last buffer gone
+            yield "layers", self.layers[-1].whole if not self.keeps else NOTHING
+            return
         yield "all_gather", self._group(layer).flat
         if inside:
             yield "layers", self.layers[layer].whole
@@ -139,6 +152,9 @@ class Gathered:
         if index == 0 and self.first and at == "after":  # the root's turn, when all else has ended
             yield "root_gradients", self.root.gradients
             yield "reduce_scatter", self.root.reduced
+            return
+        if self.apart and layer == last:  # the loss: nothing of the model has begun
+            yield "layers", self._whole[-1] if self.keeps else self.layers[-1].whole
             return
         yield "root", self.root.whole
         if layer < last:
@@ -163,7 +179,7 @@ class Gathered:
             yield "all_gather", own
             return
         following = self.layers[layer - 1]
-        own = self.layers[layer].flat if layer < len(self.layers) else NOTHING
+        own = self.layers[layer].flat if layer < len(self.layers) - self.apart else NOTHING
         if at == "before" and own.bytes > following.flat.bytes + following.cast.bytes:
             yield "all_gather", own
             return
@@ -191,6 +207,10 @@ def gathered(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: ModelTe
     tied = (tensors.tied_head,) if stage.last and tensors.tied_head.tensors else ()
     towers = [tower for tower, count in tensors.towers for _ in range(count)] if stage.first else []
     root = (*((tensors.embedding, *towers) if stage.first else tied), *end)
+    if plan.implementation == "torchtitan":
+        groups = [tensors.embedding, *(tensors.kinds[kind] for kind in stage.layers), tensors.end]
+        made = tuple(_group((group,), key, sizes) for group in groups)
+        return Gathered(layers=made, keeps=not plan.reshard_after_forward, apart=True, size=size, reduced=reduced)
     return Gathered(
         root=_group(root, key, sizes),
         end=_group((*end, *tied), key, sizes),

@@ -124,6 +124,7 @@ def _fused(b: Builder, query: Value, key: Value, value: Value, heads: Heads, nam
     sums = t.new("logsumexp", a, query.extent, FULL)
     seeds = [t.new("seed", dim("2", 2) if name == "flash" else ONE, FIXED, LONG), t.new("offset", ONE, FIXED, LONG)]
     bias = [t.new("mask", ONE, PAIRS, query.bytes)] if masked else []
+    t.cache(out, sums, *seeds)
     ops.kernel(
         t, [query, key, value], out, [query, key, value, out, sums, *seeds, *bias] if query.grad or value.grad else []
     )

@@ -18,6 +18,7 @@ from calc.training.segments import Constant, Segment
 from calc.training.stages import Stage
 from calc.training.states import Placed, StateKey, group_bytes, merged, placed, state_components
 from calc.training.tensors import ModelTensors, Tensors, model_tensors
+from calc.training.torchtitan_stage import torchtitan_constants, torchtitan_segments
 from calc.units import ceil_div
 
 EMBEDDING, END = ("embedding",), ("end",)
@@ -143,7 +144,7 @@ class StageMemory:
         made, total = [], 0
         for segment in reversed(self.segments):
             made.append(total)
-            if self.gathered.active and not segment.inside:
+            if self.gathered.waits and not segment.inside:
                 continue  # the root's wait unsharded, among what is gathered
             total += group_bytes(segment.tensors, self.key).gradients
             if segment.path == END and self.spec.tied:
@@ -158,9 +159,10 @@ class StageMemory:
         forward = backward = Moment(base, -1)
         before = []
         kept = 0
+        late = int(sum(constant.leaf.total for constant in self.constants if constant.late))
         for index, segment in enumerate(self.segments):
             before.append(kept)
-            taken = self.received if index == 0 else 0
+            taken = late + (self.received if index == 0 else 0)
             taken -= self._bytes_until("stack") if segment.inside else 0
             forward = max(forward, *self._moments("forward", index, base - taken + kept, segment.bytes.forward_peak))
             kept += segment.bytes.kept
@@ -198,7 +200,9 @@ class StageMemory:
             return {"input": sizes.input}
         if at == "before":
             return {"kept": sizes.kept, "output_gradient": sizes.output_gradient}
-        root = self.segments[index].path == EMBEDDING  # whose gradients are among those of the root
+        root = (
+            self.gathered.waits and self.segments[index].path == EMBEDDING
+        )  # whose gradients are among those of the root
         return {"input_gradient": sizes.input_gradient, "weight_gradients": 0 if root else sizes.weight_gradients}
 
     def _bytes_until(self, until: str) -> int:
@@ -259,7 +263,7 @@ class StageMemory:
     def _later(self, index: int) -> tuple[Placed, ...]:
         counts: dict[int, tuple[Tensors, int]] = {}
         for segment in self.segments[index + 1 :]:
-            if self.gathered.active and not segment.inside:
+            if self.gathered.waits and not segment.inside:
                 continue
             found = [segment.tensors]
             if segment.path == END and self.spec.tied:
@@ -274,7 +278,8 @@ class StageMemory:
         gone = {"end", "layers" if freed else "", "backward" if phase == "forward" or index < 0 else ""}
         if phase == "backward" or index < 0 or not self.segments[index].inside:
             gone.add("stack")
-        made = [constant.leaf for constant in self.constants if constant.until not in gone]
+        there = [constant for constant in self.constants if not (constant.late and phase == "forward" and index >= 0)]
+        made = [constant.leaf for constant in there if constant.until not in gone]
         if self.received and not (index == 0 and phase == "forward"):
             made.append(
                 _plain("received", self.received, "<x>", {"x": self.received}, "the stage before sends its output")
@@ -343,7 +348,7 @@ def groups_of(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> tuple[Placed
     """The tensors that a stage holds: its layers, the embedding on the first, the end on the last, towers on the first."""
     tensors = model_of(plan, spec)
     layers = [(tensors.kinds[kind], count) for kind, count in sorted(stage.counts.items())]
-    if StateKey.of(plan).rows and stage.first and stage.last:
+    if StateKey.of(plan).rows and plan.transformers and stage.first and stage.last:
         return ((tensors.root, 1), *layers, *tensors.towers)
     groups: list[Placed] = [(tensors.embedding, int(stage.first)), *layers, (tensors.end, int(stage.last))]
     if stage.last and not stage.first:
@@ -353,12 +358,18 @@ def groups_of(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> tuple[Placed
     return tuple((found, count) for found, count in groups if count)
 
 
+_WRITERS = {  # of a stage's segments, and of what lives beside them
+    "hf": (hf_segments, hf_constants),
+    "torchtitan": (torchtitan_segments, torchtitan_constants),
+    "": (ledger_segments, ledger_constants),
+}
+
+
 def stage_memory(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> StageMemory:
     """The memory of one stage under the plan's implementation."""
     tensors = model_of(plan, spec)
-    hf = plan.transformers
-    segments = tuple((hf_segments if hf else ledger_segments)(plan, spec, stage, tensors))
-    constants = tuple((hf_constants if hf else ledger_constants)(plan, spec, stage))
+    make, beside = _WRITERS["torchtitan" if plan.implementation == "torchtitan" else "hf" if plan.transformers else ""]
+    segments, constants = tuple(make(plan, spec, stage, tensors)), tuple(beside(plan, spec, stage))
     return StageMemory(
         plan,
         spec,

@@ -25,7 +25,6 @@ Schedule = Literal[
 
 # What the flags allow and no ledger knows yet: refused by name, never ignored.
 _NOT_MODELLED = {
-    "implementation": {"torchtitan"},
     "method": {"qlora"},
     "objective": {"dpo", "ppo", "grpo"},
     "offload": {"optimizer", "parameters"},
@@ -77,8 +76,8 @@ class TrainingPlan(BaseModel):
     dropout: Literal["config", "off"] = Field("config", description="the config's dropout, or none")
     implementation: Literal["hf", "liger", "torchtitan", "fused", "paper"] = Field(
         "hf",
-        description="whose program: transformers, alone or with Liger-Kernel's operators, Megatron with Transformer Engine, or "
-        "arXiv 2205.05198",
+        description="whose program: transformers, alone or with Liger-Kernel's operators, torchtitan, Megatron with "
+        "Transformer Engine, or arXiv 2205.05198",
     )
     loss: Literal["full", "chunked", "fused"] = Field(
         "full",
@@ -176,6 +175,36 @@ def _divides(small: str, large: str) -> Rule:
     )
 
 
+def _titan(broken: Callable[[TrainingPlan], bool], message: str) -> Rule:
+    return lambda plan: plan.implementation == "torchtitan" and broken(plan), message
+
+
+# torchtitan trains fp32 weights, sharded by FSDP2 and gathered in bf16.
+_TORCHTITAN_RULES: tuple[Rule, ...] = (
+    _titan(
+        lambda plan: plan.recipe != "fsdp-bf16",
+        "recipe: {recipe!r} is not part of implementation 'torchtitan'; use fsdp-bf16",
+    ),
+    _titan(
+        lambda plan: plan.zero != 3 or plan.shards == 1,
+        "implementation: 'torchtitan' shards by FSDP2: zero ({zero}) must be 3, and dp * cp / dp_replicate ({dp} * {cp} / "
+        "{dp_replicate}) above 1",
+    ),
+    _titan(lambda plan: plan.tp > 1, "tp ({tp}) with implementation 'torchtitan' is not modelled yet; it must be 1"),
+    _titan(lambda plan: plan.pp > 1, "pp ({pp}) with implementation 'torchtitan' is not modelled yet; it must be 1"),
+    _titan(
+        lambda plan: plan.tp > 1 and not plan.sharded_sequence,
+        "sequence_parallel (False) is not part of implementation 'torchtitan', whose tensor parallelism divides the sequence",
+    ),
+    _titan(
+        lambda plan: plan.attention == "eager",
+        "attention: 'eager' is not part of implementation 'torchtitan' (it runs PyTorch's kernels); use sdpa or flash",
+    ),
+    _titan(
+        lambda plan: plan.loss != "full", "loss: {loss!r} is not part of implementation 'torchtitan' here; use full"
+    ),
+)
+
 # The first rule that a plan breaks is told, with the values in it.
 _PLAN_RULES: tuple[Rule, ...] = (
     (
@@ -212,6 +241,7 @@ _PLAN_RULES: tuple[Rule, ...] = (
         lambda plan: plan.implementation == "fused" and plan.attention == "eager",
         "attention: 'eager' is not part of implementation 'fused' (Transformer Engine's attention is flash); use sdpa or flash",
     ),
+    *_TORCHTITAN_RULES,
     (
         lambda plan: plan.method != "full" and plan.implementation != "hf",
         "method: {method!r} needs implementation 'hf', and implementation is {implementation!r}",

@@ -97,6 +97,7 @@ class Builder:
         if not self.settings.sharded_sequence:
             return x
         out = self.tape.new("own_sequence", x.dim, self.settings.between, x.bytes)
+        self.tape.cache(out)
         meta = (x.dim, x.extent, x.bytes)
         self.tape.record([x], out, [], lambda g: (self.tape.new("gradient", *meta),))
         return out

@@ -42,3 +42,4 @@ class Constant:
     each: bool
     until: str
     fixed: bool = False  # of one size, whatever the batch
+    late: bool = False  # made as forward ends

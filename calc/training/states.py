@@ -72,11 +72,11 @@ class StateKey(NamedTuple):
 
     @classmethod
     def of(cls, plan: TrainingPlan) -> StateKey:
-        hf = plan.transformers
+        program = plan.transformers or plan.implementation == "torchtitan"
         return cls(
             plan.recipe, plan.optimizer, plan.lora is not None, plan.zero, plan.shards, plan.expert_shards,
-            rows=plan.zero == 3 and hf and plan.shards > 1, granule=GRANULE if hf else 1,
-            counters=hf and plan.optimizer_kernel == "fused" and OPTIMIZERS[plan.optimizer].counts_on_device,
+            rows=plan.zero == 3 and program and plan.shards > 1, granule=GRANULE if program else 1,
+            counters=program and plan.optimizer_kernel == "fused" and OPTIMIZERS[plan.optimizer].counts_on_device,
         )  # fmt: skip
 
     def rules(self, tensor: Tensor) -> tuple[Rule, ...]:

@@ -104,6 +104,8 @@ class Tape:
     nodes: list[Node] = field(default_factory=list)
     casts: dict[Weight, Value] = field(default_factory=dict)  # autocast's cache of 16-bit weights
     gradients: list[Value] = field(default_factory=list)  # of weights, made in backward and kept
+    cached: list[Value] | None = None  # outputs that selective checkpointing keeps; None: it is not in use
+    stop: int = 0  # the output of the last operator that saved anything: what comes after is not computed again
     path: tuple[str, ...] = ()
 
     @contextmanager
@@ -146,6 +148,11 @@ class Tape:
                 self.record([Edge()], made, [], backward)
         return self.casts[weight]
 
+    def cache(self, *outputs: Value) -> None:
+        """Outputs of an operator that selective checkpointing keeps, so that the backward need not compute them again."""
+        if self.cached is not None:
+            self.cached += (Value(self, value.storage, value.dim, None) for value in outputs)
+
     def keep_gradient(self, value: Value) -> None:
         """A weight's gradient, which stays until the optimizer's step."""
         value.storage.weight = True
@@ -166,6 +173,7 @@ class Tape:
         for made in outs:
             made.edge = Edge()
         kept = [self.view(value) for value in saved] if self.saving else []
+        self.stop = outs[0].storage.number if kept else self.stop
         self.nodes.append(Node(edges, tuple(made.edge for made in outs), kept, backward))  # type: ignore[misc]
 
     def run_backward(self) -> None:

@@ -1,0 +1,241 @@
+"""A small decoder of torchtitan's structure in plain PyTorch, and its step run with fake tensors: the witness of the formula.
+
+What torchtitan 0.2.2 does is done here by the same means: RMS norms as one operator (CUDA's), rotary positions as complex numbers
+in fp32 or by cosines and sines, checkpoints around each block with per-op selection, FSDP2 around each checkpoint,
+around the embedding, and around final norm and head together; the loss outside the model, on logits in fp32.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+from measure.trace.cuda import cuda_choices
+from measure.trace.recorder import Recorder
+from measure.trace.sharding import process_group
+
+aten = torch.ops.aten
+KEPT = {
+    aten.mm.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    torch.ops._c10d_functional.reduce_scatter_tensor.default,
+    aten.max.default,
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head: int
+    layers: int
+    vocabulary: int
+    cosines: bool = False  # Qwen3: norms on heads, rotary positions by cosines and sines
+
+
+class _FusedRms(torch.autograd.Function):
+    """aten::_fused_rms_norm as CUDA has it: its output and an inverse root in fp32 for each row. The CPU's is a composition."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight, x.new_empty((*x.shape[:-1], 1), dtype=torch.float32))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight, _ = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weight)
+
+
+class Norm(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+
+    def forward(self, x):
+        return _FusedRms.apply(x, self.weight)
+
+
+def _turn_complex(query, key, table):
+    def pairs(x):
+        return torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+
+    query_pairs, key_pairs = pairs(query), pairs(key)
+    table = table[: query.shape[1]].view(1, query.shape[1], 1, -1)
+    turned_query = torch.view_as_real(query_pairs * table).flatten(3)
+    turned_key = torch.view_as_real(key_pairs * table).flatten(3)
+    return turned_query.type_as(query), turned_key.type_as(key)
+
+
+def _turn_cosines(query, key, table):
+    size = query.shape[-1]
+    table = table[: query.shape[1]].view(-1, query.shape[1], 1, 2 * size)
+    cosines, sines = table[..., :size].to(query.dtype), table[..., size:].to(query.dtype)
+
+    def turned(x):
+        def swapped():
+            return torch.cat((-x[..., size // 2 :], x[..., : size // 2]), dim=-1)
+
+        return (x * cosines) + (swapped() * sines)
+
+    return turned(query), turned(key)
+
+
+class Attention(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.head, self.grouped, self.cosines = shape.head, shape.heads > shape.kv_heads, shape.cosines
+        self.query = nn.Linear(shape.hidden, shape.heads * shape.head, bias=False)
+        self.key = nn.Linear(shape.hidden, shape.kv_heads * shape.head, bias=False)
+        self.value = nn.Linear(shape.hidden, shape.kv_heads * shape.head, bias=False)
+        self.output = nn.Linear(shape.heads * shape.head, shape.hidden, bias=False)
+        if shape.cosines:
+            self.query_norm, self.key_norm = Norm(shape.head), Norm(shape.head)
+
+    def forward(self, x, table):
+        batch, tokens, _ = x.shape
+        query, key, value = self.query(x), self.key(x), self.value(x)
+        query = query.view(batch, tokens, -1, self.head)
+        key = key.view(batch, tokens, -1, self.head)
+        value = value.view(batch, tokens, -1, self.head)
+        if self.cosines:
+            query, key = self.query_norm(query), self.key_norm(key)
+        query, key = (_turn_cosines if self.cosines else _turn_complex)(query, key, table)
+        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=self.grouped)
+        return self.output(mixed.transpose(1, 2).contiguous().view(batch, tokens, -1))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.gate = nn.Linear(shape.hidden, shape.intermediate, bias=False)
+        self.down = nn.Linear(shape.intermediate, shape.hidden, bias=False)
+        self.up = nn.Linear(shape.hidden, shape.intermediate, bias=False)
+
+    def forward(self, x):
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Block(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.attention, self.feed_forward = Attention(shape), FeedForward(shape)
+        self.attention_norm, self.feed_forward_norm = Norm(shape.hidden), Norm(shape.hidden)
+
+    def forward(self, x, table):
+        x = x + self.attention(self.attention_norm(x), table)
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class Decoder(nn.Module):
+    def __init__(self, shape, longest):
+        super().__init__()
+        size = (longest, 2 * shape.head) if shape.cosines else (longest, shape.head // 2)
+        self.register_buffer("table", torch.empty(size, dtype=torch.float32 if shape.cosines else torch.complex64))
+        self.embedding = nn.Embedding(shape.vocabulary, shape.hidden)
+        self.layers = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = Norm(shape.hidden)
+        self.head = nn.Linear(shape.hidden, shape.vocabulary, bias=False)
+
+    def forward(self, tokens):
+        hidden = self.embedding(tokens)
+        for layer in self.layers:
+            hidden = layer(hidden, self.table)
+        hidden = self.norm(hidden)
+        return self.head(hidden)
+
+
+def _selected():
+    """Keep what costs most to make again, but only every second matmul, from the first."""
+    matmuls = defaultdict(int)
+
+    def policy(context, operator, *args, **kwargs):
+        if operator is aten.mm.default:
+            matmuls[context.is_recompute] += 1
+        second = operator is aten.mm.default and matmuls[context.is_recompute] % 2 == 0
+        kept = operator in KEPT and not second
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+def _prepared(model, mesh, recompute, reshard):
+    for index, block in enumerate(model.layers):
+        if recompute != "none":
+            chosen = {"context_fn": _selected} if recompute == "selective" else {}
+            model.layers[index] = checkpoint_wrapper(block, preserve_rng_state=False, **chosen)
+    options = {
+        "mesh": mesh,
+        "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
+    }
+    for module in (model.embedding, *model.layers):
+        fully_shard(module, reshard_after_forward=reshard, **options)
+    fully_shard([model.norm, model.head], reshard_after_forward=False, **options)
+    fully_shard(model, **options)
+
+
+@dataclass
+class Seen:
+    """Bytes of one step: the highest point of each phase, and what lives at the end of forward and before it."""
+
+    phases: dict[str, int]
+    before: int
+    after_forward: int
+    after_backward: int
+
+
+def run(shape: Shape, batch: int, tokens: int, ranks: int, recompute: str, reshard: bool = True) -> Seen:
+    """The second of two steps, every storage rounded up to 512 bytes."""
+    recorder = Recorder({}, 512, False)
+    with cuda_choices(), process_group(ranks) as mesh, FakeTensorMode(), recorder, recorder.resizes():
+        model = Decoder(shape, tokens)
+        _prepared(model, mesh, recompute, reshard)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        ids, labels = (torch.zeros((batch, tokens), dtype=torch.int64) for _ in range(2))
+        for _ in range(2):
+            seen = _step(recorder, model, optimizer, ids, labels)
+    return seen
+
+
+def _step(recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor, labels: Tensor) -> Seen:
+    optimizer.zero_grad()
+    gc.collect()
+    before, start = _live(recorder), len(recorder.events)
+    after_forward, _loss = _forward_and_backward(recorder, model, ids, labels)
+    after_backward = _live(recorder)
+    recorder.begin("step")
+    optimizer.step()
+    total, phases = before, {"forward": before, "backward": after_forward, "step": after_backward}
+    for event in recorder.events[start:]:
+        total += event.sign * event.storage.nbytes
+        phases[event.site.phase] = max(phases[event.site.phase], total)
+    return Seen(phases, before, after_forward, after_backward)
+
+
+def _forward_and_backward(recorder: Recorder, model: nn.Module, ids: Tensor, labels: Tensor) -> tuple[int, Tensor]:
+    recorder.begin("forward")
+    logits = model(ids)
+    loss_sum = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1), reduction="sum")
+    loss = loss_sum / labels.numel()
+    del logits
+    after_forward = _live(recorder)
+    recorder.begin("backward")
+    loss.backward()
+    return after_forward, loss
+
+
+def _live(recorder: Recorder) -> int:
+    return sum(storage.nbytes for storage in recorder.live())
