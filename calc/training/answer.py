@@ -166,6 +166,7 @@ def _assumptions(plan: TrainingPlan, spec: ModelSpec) -> list[str]:
         told.append(f"text-only step: {', '.join(towers)} hold states and no activations")
     kinds = dict.fromkeys(kind.mixer.kind for kind in spec.layers.kinds if isinstance(kind.mixer, Recurrence))
     told += [f"{kind} layers keep their input and what their usual kernel is known to keep" for kind in kinds]
+    told += [f"activations are an estimate: {text}" for text in spec.estimates]
     if plan.attention == "sdpa" and plan.transformers and needs_eager(spec):
         told.append("attention: transformers runs this model's attention eager (capped scores or sinks have no SDPA)")
     if plan.ep > 1:

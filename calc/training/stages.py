@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
+from calc.errors import InputError
 from calc.model.spec import ModelSpec
 from calc.pipeline import in_flight
 from calc.pipeline.orders import model_stage
@@ -36,7 +37,16 @@ def _shape(schedule: str) -> str:
 
 
 def stages(plan: TrainingPlan, spec: ModelSpec) -> tuple[Stage, ...]:
-    """Every rank of the pipeline. Layers are dealt out evenly, the first parts one longer where they do not divide."""
+    """Every rank of the pipeline. Layers are dealt out evenly, the first parts one longer where they do not divide.
+
+    InputError for layers whose training is not modelled.
+    """
+    if any(kind.reused or kind.second for kind in spec.layers.kinds):
+        raise InputError(
+            f"model: layers of {spec.name} share weights or hold two mixers, whose training is not modelled; "
+            "python -m measure trace runs the real step",
+            "model",
+        )
     pattern = spec.layers.pattern
     p, v = plan.pp, plan.virtual_stages
     if p == 1:

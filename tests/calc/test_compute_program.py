@@ -43,6 +43,11 @@ PROGRAMS = {
     "Gemma3ForCausalLM": ("Gemma3TextConfig", _WIDE | {"sliding_window": 64}),
     "Phi3ForCausalLM": ("Phi3Config", _BASE),
     "Olmo2ForCausalLM": ("Olmo2Config", _BASE),
+    "BitNetForCausalLM": ("BitNetConfig", _BASE),
+    "DiffLlamaForCausalLM": ("DiffLlamaConfig", _BASE),
+    "NemotronForCausalLM": ("NemotronConfig", _WIDE),
+    "HunYuanDenseV1ForCausalLM": ("HunYuanDenseV1Config", _WIDE),
+    "HunYuanMoEV1ForCausalLM": ("HunYuanMoEV1Config", _WIDE | {"num_experts": 4, "moe_topk": 2}),
     "GPT2LMHeadModel": (
         "GPT2Config",
         {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128, "bos_token_id": 1, "eos_token_id": 2},

@@ -13,6 +13,7 @@ from calc.model.families import (
     gemma3n,
     gemma4,
     gpt,
+    hunyuan,
     hybrid,
     latent,
     linear,
@@ -25,7 +26,9 @@ from calc.model.families import (
     pruned,
     remote,
     seq2seq,
+    shared,
     sparse,
+    variants,
     vision,
 )
 from calc.model.families.base import Family
@@ -33,5 +36,6 @@ from calc.model.families.base import Family
 _MODULES = (
     *(decoders, dense, gpt, mixtures, sparse, latent, deepseek4, hybrid, linear),
     *(mimo, minimax, pruned, remote, gemma4, gemma3n, multimodal, llama4, mllama, vision, encoders, seq2seq),
+    *(hunyuan, shared, variants),
 )
 FAMILIES: dict[str, Family] = {name: family for module in _MODULES for name, family in module.FAMILIES.items()}

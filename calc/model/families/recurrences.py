@@ -65,8 +65,12 @@ def mamba2(
     bias: bool,
     conv_bias: bool,
     norm: bool = True,
+    output_bias: bool | None = None,
 ) -> Recurrence:
-    """Mamba 2 (arXiv 2405.21060): S <- a S + dt x B^T, y = S C + D x. 5 FLOPs an element of the state."""
+    """Mamba 2 (arXiv 2405.21060): S <- a S + dt x B^T, y = S C + D x. 5 FLOPs an element of the state.
+
+    `output_bias` is that of the last projection where it is not `bias`, that of the first.
+    """
     inner = heads * head_dim
     mixed = inner + _times(2, groups, state)
     memory = inner * state
@@ -77,7 +81,7 @@ def mamba2(
         Weight("decay_rate", (heads,)),
         Weight("skip", (heads,)),
         *(Norm("norm", inner).weights if norm else ()),
-        *linear("output", "out_proj", h, inner, Split.INPUT, bias),
+        *linear("output", "out_proj", h, inner, Split.INPUT, bias if output_bias is None else output_bias),
     )
     states = (conv_state(mixed, kernel), State("ssm_state", memory, split=Split.OUTPUT))
     flops = _times(5, memory) + _times(2, kernel, mixed) + _times(2, inner)
@@ -85,12 +89,23 @@ def mamba2(
 
 
 def mamba1(
-    h: Dim, inner: Dim, state: Dim, rank: Dim, kernel: Dim, *, bias: bool, conv_bias: bool, norms: bool = False
+    h: Dim,
+    inner: Dim,
+    state: Dim,
+    rank: Dim,
+    kernel: Dim,
+    *,
+    bias: bool,
+    conv_bias: bool,
+    norms: bool = False,
+    stacked: bool = False,
 ) -> Recurrence:
     """Mamba (arXiv 2312.00752): the state of each channel decays by itself. 9 FLOPs an element of the state.
 
-    `norms`: Jamba's norms over the step and the two state projections.
+    `norms`: Jamba's norms over the step and the two state projections. `stacked`: those projections are no linear layers, but
+    one tensor for all heads (Zamba).
     """
+    projections, step = ("", "") if stacked else ("x_proj", "dt_proj")
     extra = tuple(
         weight
         for name, size in (("step_norm", rank), ("input_norm", state), ("output_norm", state))
@@ -99,8 +114,8 @@ def mamba1(
     weights = (
         *linear("input", "in_proj", _times(2, inner), h, Split.OUTPUT, bias),
         *_conv(inner, kernel, conv_bias),
-        *linear("state_projections", "x_proj", rank + _times(2, state), inner, Split.INPUT),
-        *linear("step", "dt_proj", inner, rank, Split.OUTPUT, bias=True),
+        *linear("state_projections", projections, rank + _times(2, state), inner, Split.INPUT),
+        *linear("step", step, inner, rank, Split.OUTPUT, bias=True),
         Weight("decay_rate", (inner, state), Split.OUTPUT),
         Weight("skip", (inner,), Split.OUTPUT),
         *(extra if norms else ()),

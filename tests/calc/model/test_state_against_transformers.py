@@ -58,6 +58,12 @@ MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4}
 WIDE = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96, "global_head_dim": 16, "sliding_window": 32}
 NEMOTRON = {"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 4, "n_groups": 1}
 KIMI = {"q_lora_rank": None, "linear_head_dim": 8, "linear_num_heads": 4, "mlp_layer_types": ["dense"] + ["sparse"] * 3}
+ZAMBA = {
+    "head_dim": None,
+    "num_key_value_heads": 4,
+    "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
+    "mamba_d_state": 4,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {},
     "MistralForCausalLM": {},
@@ -97,6 +103,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "GraniteMoeHybridForCausalLM": EXPERTS | MAMBA2 | {"layer_types": ["mamba", "attention"] * 2},
     "NemotronHForCausalLM": NEMOTRON | {"layers_block_type": ["mamba", "attention", "mlp", "mamba"]},
     "Lfm2ForCausalLM": {"layer_types": ["conv", "full_attention"] * 2, "block_multiple_of": 8},
+    "HunYuanDenseV1ForCausalLM": {},
+    "HunYuanMoEV1ForCausalLM": {"num_experts": 4, "moe_topk": 2},
+    "BitNetForCausalLM": {},
+    "DiffLlamaForCausalLM": {},
+    "NemotronForCausalLM": {},
+    "MinistralForCausalLM": {"sliding_window": 32},
+    "FalconH1ForCausalLM": MAMBA2 | {"mamba_d_ssm": 64},
+    "ZambaForCausalLM": ZAMBA | {"n_mamba_heads": 2},
+    "Zamba2ForCausalLM": ZAMBA | {"n_mamba_heads": 8},
     "KimiLinearForCausalLM": EXPERTS | LATENT | KIMI | {"layer_types": ["linear_attention"] * 3 + ["full_attention"]},
 }
 

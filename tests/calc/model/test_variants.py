@@ -1,0 +1,108 @@
+"""Sizes that are not the defaults: the count of the real class, with every option that adds or shares weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from calc.errors import InputError
+from calc.model.config import from_config
+from calc.parameters import parameters
+from calc.serving import ServingPlan, serve
+from calc.training import TrainingPlan, train
+from tests.calc.model.witness import build, count
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning")]
+
+GROUPED = {"head_dim": 128, "num_key_value_heads": 8}
+ZAMBA2_7B = {
+    "hidden_size": 3584,
+    "n_mamba_heads": 112,
+    "mamba_ngroups": 2,
+    "num_mem_blocks": 2,
+    "use_mem_rope": True,
+    "layers_block_type": ["mamba", "hybrid", "hybrid", "mamba", "hybrid"],
+    "num_hidden_layers": 5,
+}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bitnet-b1.58-2b": ("BitNetForCausalLM", {"tie_word_embeddings": True}),
+    "bitnet with biases": ("BitNetForCausalLM", {"attention_bias": True}),
+    "diffllama": ("DiffLlamaForCausalLM", {"num_key_value_heads": 8, "attention_bias": True}),
+    "nemotron": ("NemotronForCausalLM", {"num_key_value_heads": 8, "mlp_bias": True, "attention_bias": True}),
+    "ministral-8b": ("MinistralForCausalLM", GROUPED | {"hidden_size": 4096, "num_hidden_layers": 36}),
+    "hunyuan-7b": ("HunYuanDenseV1ForCausalLM", GROUPED | {"vocab_size": 128_167, "tie_word_embeddings": True}),
+    "hunyuan-a13b": (
+        "HunYuanMoEV1ForCausalLM",
+        GROUPED | {"num_experts": 64, "moe_topk": 8, "intermediate_size": 3072, "vocab_size": 128_167},
+    ),
+    "zamba, few layers": (
+        "ZambaForCausalLM",
+        {"hidden_size": 1024, "num_hidden_layers": 12, "attn_layer_period": 3, "attn_layer_offset": 2},
+    ),
+    "zamba with biases": ("ZambaForCausalLM", {"hidden_size": 1024, "mamba_conv_bias": False, "mamba_proj_bias": True}),
+    "zamba2-7b, few layers": ("Zamba2ForCausalLM", ZAMBA2_7B),
+    "zamba2 with every adapter": (
+        "Zamba2ForCausalLM",
+        {"num_mem_blocks": 2, "use_shared_attention_adapter": True, "add_bias_linear": True, "adapter_rank": 64},
+    ),
+    "zamba2, more blocks than uses": (
+        "Zamba2ForCausalLM",
+        {"num_mem_blocks": 3, "num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "mamba"]},
+    ),
+    "falcon-h1-1.5b": (
+        "FalconH1ForCausalLM",
+        {"hidden_size": 2048, "mamba_d_ssm": 3072, "mamba_n_heads": 48, "num_attention_heads": 8}
+        | {"num_key_value_heads": 2, "head_dim": 128, "tie_word_embeddings": True},
+    ),
+    "falcon-h1 with biases": (
+        "FalconH1ForCausalLM",
+        {"mamba_d_ssm": None, "hidden_size": 1024, "mamba_n_heads": 32, "mamba_rms_norm": True, "mamba_n_groups": 2}
+        | {"projectors_bias": True, "attention_bias": True, "mlp_bias": True, "mamba_conv_bias": False},
+    ),
+}
+
+
+def _config(class_name: str, fields: dict[str, Any]) -> dict[str, Any]:
+    import transformers
+
+    return getattr(transformers, class_name).config_class(**fields).to_dict() | {"architectures": [class_name]}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_count_is_the_classs(name):
+    class_name, fields = VARIANTS[name]
+    config = _config(class_name, fields)
+    spec = from_config(config)
+    assert parameters(spec).total == count(build(class_name, config))
+    assert spec.unread == ()
+
+
+def test_a_shared_block_is_held_once_computed_and_read_at_each_use():
+    spec = from_config(_config("Zamba2ForCausalLM", ZAMBA2_7B))
+    once = from_config(_config("Zamba2ForCausalLM", ZAMBA2_7B | {"num_mem_blocks": 1}))
+    more = parameters(spec).total - parameters(once).total
+    (block,) = (kind for kind in spec.layers.kinds if kind.kind == "hybrid")
+    held = sum(part.parameters for part in block.parts if part.name in ("attention", "mlp", "norms"))
+    assert more == held
+    # both run three blocks and keep three caches
+    assert serve(spec, ServingPlan()).as_json()["kv_bytes"] == serve(once, ServingPlan()).as_json()["kv_bytes"]
+    reads = [serve(each, ServingPlan()).as_json()["weights_read_bytes"] for each in (spec, once)]
+    assert reads[0] == reads[1]
+
+
+def test_layers_that_share_weights_are_not_parted():
+    spec = from_config(_config("Zamba2ForCausalLM", ZAMBA2_7B))
+    with pytest.raises(InputError, match="pp"):
+        serve(spec, ServingPlan(pp=2))
+
+
+@pytest.mark.parametrize(("name", "fields"), [("Zamba2ForCausalLM", ZAMBA2_7B), ("FalconH1ForCausalLM", {})])
+def test_the_training_of_two_mixers_in_a_layer_is_refused(name, fields):
+    with pytest.raises(InputError, match="share weights or hold two mixers"):
+        train(from_config(_config(name, fields)), TrainingPlan(seq=128), None)
+
+
+def test_what_the_training_ledger_leaves_out_is_told():
+    spec = from_config(_config("BitNetForCausalLM", {}))
+    assert any("estimate: a norm stands before" in text for text in train(spec, TrainingPlan(seq=128)).assumptions)
