@@ -11,7 +11,6 @@ from calc.breakdown import Breakdown, Component, to_csv
 from calc.catalogue import load_config
 from calc.cli import aligned, formatted, markdown
 from calc.commands import flag
-from calc.errors import InputError
 from calc.hardware import Gpu, chosen_gpu
 from calc.model.config import LARGEST_CONFIG, from_config, parse_config
 from calc.training import TrainingAnswer, train
