@@ -77,12 +77,12 @@ class TrainingAnswer:
 
     @cached_property
     def overhead(self) -> Overhead:
-        return self.overhead_at(self.peak_bytes)
+        return self.overhead_of(self.worst)
 
-    def overhead_at(self, peak: int) -> Overhead:
-        """What lies beside the tensors of a device with that peak."""
+    def overhead_of(self, memory: StageMemory) -> Overhead:
+        """What lies beside the tensors of a device of that stage."""
         experts = any(isinstance(kind.feed_forward, MoE) for kind in self.spec.layers.kinds)
-        return overhead(self.plan, self.gpu, peak, experts)
+        return overhead(self.plan, self.gpu, memory.peak[1].bytes, memory.idle_pools, experts)
 
     @property
     def reserved_bytes(self) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 from calc.breakdown import Component, Formula, Number
@@ -116,6 +117,18 @@ class Gathered:
         if case not in self._known:  # layers between like neighbours are alike
             self._known[case] = sum(amount.bytes for _, amount in self._alive(phase, index, at))
         return self._known[case]
+
+    @cached_property
+    def pool(self) -> int:
+        """What the stream of the gathers comes to hold of the allocator: two buffers that follow each other."""
+        sizes = [group.flat.bytes for group in (*(() if self.apart else (self.root,)), *self.layers)]
+        return max((a + b for a, b in pairwise(sizes)), default=sum(sizes))
+
+    def buffers(self, phase: str, index: int, at: str) -> int:
+        """Bytes of the gathers' buffers alive then."""
+        if not self.active or phase == "step":
+            return 0
+        return sum(amount.bytes for name, amount in self._alive(phase, index, at) if name == "all_gather")
 
     def leaves(self, phase: str, index: int, at: str) -> tuple[Component, ...]:
         """The same as leaves."""

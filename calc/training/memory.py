@@ -224,6 +224,21 @@ class StageMemory:
         """The phase with the highest point."""
         return max(self.moments.items(), key=lambda item: item[1].bytes)
 
+    @cached_property
+    def idle_pools(self) -> int:
+        """What FSDP2's own streams hold of the allocator at the peak and do not use: the allocator lends no freed block to another
+        stream. Gathers fill their buffers in one stream; the shards of gradients are allocated in that of the reduce-scatters.
+        """
+        if not self.gathered.active or not StateKey.of(self.plan).rows:
+            return 0
+        phase, moment = self.peak
+        gradients = self.states[1]
+        if phase == "step" or self.accumulates:
+            gradients = 0
+        elif phase == "backward":
+            gradients -= self.later_gradients[moment.segment]
+        return gradients + self.gathered.pool - self.gathered.buffers(phase, moment.segment, moment.at)
+
     def components(self) -> tuple[Component, ...]:
         """What is alive at the highest point of the step; the leaves sum to its bytes."""
         phase, moment = self.peak

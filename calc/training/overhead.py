@@ -17,7 +17,8 @@ NCCL_PAIR, NCCL_GROUP = 544 * MiB, 688 * MiB
 WORKSPACE_NEW, WORKSPACE_OLD, THREADS = 32 * MiB, 8_519_680, 2
 # Transformer Engine's own, of compute capability 9.0 and later, and earlier; the grouped matmul of experts has one a stream.
 ENGINE_NEW, ENGINE_OLD, STREAMS = 32 * MiB, 4 * MiB, 4
-# Reserved by the allocator but not allocated, in percent of the peak: an assumption; it depends on the order of sizes.
+# Reserved by the allocator but not allocated, in percent of the peak: an assumption; it depends on the order of sizes. What lies idle
+# in the pools of other streams comes on top: c10/cuda/CUDACachingAllocator.cpp keeps freed blocks for the stream that asked for them.
 FRAGMENTATION = 5.0
 
 SOURCES = {
@@ -26,7 +27,8 @@ SOURCES = {
     "workspace": "cuBLAS workspace, one for forward's thread and one for backward's: 32 MiB from compute capability 9.0, else "
     "8,519,680 bytes (PyTorch, CublasHandlePool.cpp); implementation fused adds Transformer Engine's of 32 or 4 MiB, with experts "
     "four more (transformer_engine/pytorch/cpp_extensions/gemm.py)",
-    "fragmentation": "allocator: 5 % of the peak assumed reserved but not allocated; measure yours as reserved minus allocated",
+    "fragmentation": "allocator: 5 % of the peak assumed reserved but not allocated, and under FSDP2 what the streams of its gathers "
+    "and reduce-scatters hold idle at the peak; measure yours as reserved minus allocated",
 }
 
 
@@ -39,16 +41,17 @@ class Overhead(NamedTuple):
     fragmentation: int
 
 
-def overhead(plan: TrainingPlan, gpu: Gpu | None, peak: int, experts: bool = False) -> Overhead:
-    """The four lines, each the user's own number where one is given. `experts`: the model has some."""
+def overhead(plan: TrainingPlan, gpu: Gpu | None, peak: int, idle: int = 0, experts: bool = False) -> Overhead:
+    """The four lines, each the user's own number where one is given. `idle`: bytes of other streams' pools; `experts`: the model
+    has some."""
     groups = [degree for degree in (plan.dp * plan.cp, plan.cp, plan.tp, plan.pp, plan.ep) if degree > 1]
     nccl = sum(NCCL_PAIR if degree == 2 else NCCL_GROUP for degree in groups)
-    percent = FRAGMENTATION if plan.fragmentation_percent is None else plan.fragmentation_percent
+    percent = plan.fragmentation_percent
     return Overhead(
         _given(plan.context_mib, CONTEXT),
         _given(plan.nccl_mib, nccl),
         _given(plan.workspace_mib, _workspace(plan, gpu, experts)),
-        int(peak * percent / 100),
+        int(peak * percent / 100) if percent is not None else int(peak * FRAGMENTATION / 100) + idle,
     )
 
 

@@ -11,6 +11,7 @@ from calc.breakdown import Breakdown, Component, to_csv
 from calc.catalogue import load_config
 from calc.cli import aligned, formatted, markdown
 from calc.commands import flag
+from calc.errors import InputError
 from calc.hardware import Gpu, chosen_gpu
 from calc.model.config import LARGEST_CONFIG, from_config, parse_config
 from calc.training import TrainingAnswer, train
@@ -54,9 +55,10 @@ def main(argv: Sequence[str]) -> str:
     seconds = flags.seconds_of(given["seconds"])
     config = _config(given)
     told = train(from_config(config, given["MODEL"]), plan, gpu) if given["compare"] else None
+    idle = _idle_pools(config, given["MODEL"], plan) if plan.zero == 3 else 0
 
     def answer(progress: Callable[[str], None], stopped: Callable[[], bool]) -> dict[str, Any]:
-        return _answer(observe(config, options, seconds, progress, stopped), plan, gpu, told)
+        return _answer(observe(config, options, seconds, progress, stopped), plan, gpu, told, idle)
 
     if form == flags.LINES:
         return live.tell(answer, seconds, given["attached"])
@@ -73,11 +75,19 @@ def _config(given: Mapping[str, Any]) -> dict[str, Any]:
     return load_config(given["MODEL"])
 
 
+def _idle_pools(config: dict[str, Any], name: str, plan: TrainingPlan) -> int:
+    """What FSDP2's streams hold idle, by the prediction: fake tensors have no streams. 0 for models that only a trace knows."""
+    try:
+        return train(from_config(config, name), plan).worst.idle_pools
+    except InputError:
+        return 0
+
+
 def _answer(
-    observed: Mapping[str, Any], plan: TrainingPlan, gpu: Gpu | None, told: TrainingAnswer | None
+    observed: Mapping[str, Any], plan: TrainingPlan, gpu: Gpu | None, told: TrainingAnswer | None, idle: int
 ) -> dict[str, Any]:
     """What was observed, completed, and with the prediction beside it where there is one."""
-    data = _completed(observed, plan, gpu)
+    data = _completed(observed, plan, gpu, idle)
     if told is None:
         return data
     pairs = laid_side_by_side(told.breakdown, observed["alive"], told.spec)
@@ -104,10 +114,10 @@ def _percent(error: float | None) -> str:
     return "" if error is None else f"{error:+.2%}"
 
 
-def _completed(observed: Mapping[str, Any], plan: TrainingPlan, gpu: Gpu | None) -> dict[str, Any]:
+def _completed(observed: Mapping[str, Any], plan: TrainingPlan, gpu: Gpu | None, idle: int) -> dict[str, Any]:
     """What was observed, with what no tensor shows put on top by the same rules as for a prediction."""
     peak = observed["peak_bytes"]
-    lines = overhead(plan, gpu, peak)
+    lines = overhead(plan, gpu, peak, idle)
     reserved = peak + lines.workspace + lines.fragmentation
     driver = reserved + lines.context + lines.nccl
     memory = gpu.memory_bytes if gpu else None

@@ -246,7 +246,7 @@ def held_by_stage(answer: TrainingAnswer, most: int = 16) -> dict[str, list[tupl
     rows = {}
     for memory in answer.stages[:most]:
         tensors = [(spaced(part.name), part.total) for part in memory.components()]
-        beside = answer.overhead_at(memory.peak[1].bytes)._asdict()
+        beside = answer.overhead_of(memory)._asdict()
         rows[f"stage {memory.stage.rank}"] = tensors + [
             (_BESIDE[name], value) for name, value in beside.items() if value
         ]

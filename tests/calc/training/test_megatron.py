@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
-from calc.hardware import gpu
 from calc.model.config import from_config
 from calc.training import TrainingPlan, train
-from calc.units import MiB
 from tests.calc.training.models import model
 
 S, H, F, A, K, D, V = 4096, 4096, 14336, 32, 8, 128, 128256  # Llama-3-8B
@@ -98,19 +94,3 @@ def test_dropout_keeps_a_mask_for_each_residual_and_the_embedding():
         train(from_config(GPT), plan.model_copy(update={"dropout": "off"})),
     )
     assert with_masks.activations_bytes - without.activations_bytes == (12 * 2 + 1) * 1024 * 4 * 512
-
-
-@pytest.mark.parametrize(
-    ("name", "implementation", "model_name", "mebibytes"),
-    [
-        ("h100-sxm-80gb", "hf", "llama-2-7b", 64),
-        ("h100-sxm-80gb", "fused", "llama-2-7b", 96),
-        ("h100-sxm-80gb", "fused", "mixtral-8x7b-v0.1", 224),
-        ("a100-sxm-80gb", "hf", "llama-2-7b", 16.25),
-        ("a100-sxm-80gb", "fused", "llama-2-7b", 20.25),
-        ("a100-sxm-80gb", "fused", "mixtral-8x7b-v0.1", 36.25),
-    ],
-)
-def test_each_thread_and_transformer_engine_have_a_workspace(name, implementation, model_name, mebibytes):
-    plan = TrainingPlan(seq=512, implementation=implementation)
-    assert train(model(model_name), plan, gpu(name)).overhead.workspace == mebibytes * MiB
