@@ -17,7 +17,7 @@ CASES = [
     ("qwen3-0.6b", 3, {}, {}),  # norms on heads, a tied head
     ("llama-2-7b", 3, SMALL, {"recompute": "full", "optimizer": "sgd"}),  # the peak lies in a layer's backward
     ("llama-2-7b", 3, SMALL, {"method": "lora"}),
-    ("llama-2-7b", 3, SMALL, {"method": "dora", "optimizer": "sgd"}),
+    ("llama-2-7b", 3, {}, {"method": "dora"}),
     ("llama-3.2-1b", 3, SMALL, {"recipe": "amp", "optimizer": "adafactor"}),
     ("llama-3.2-1b", 2, SMALL, {"optimizer_kernel": "loop"}),
     ("gpt2", 12, {}, {"optimizer": "momentum"}),  # fused projections with biases, dropout

@@ -28,7 +28,7 @@ CASES = [
     ("llama-2-7b", {"method": "lora"}),
     ("llama-2-7b", {"method": "lora", "lora_targets": ("all-linear",)}),
     ("llama-2-7b", {"method": "dora"}),
-    ("llama-2-7b", {"method": "dora", "recompute": "full", "recipe": "amp"}),
+    ("llama-2-7b", {"method": "dora", "recompute": "full"}),
     ("gpt2", {"method": "dora", "lora_targets": ("c_attn",)}),  # a bias, taken off first
     ("qwen3-0.6b", {}),
     ("qwen3-0.6b", {"recipe": "amp"}),
