@@ -11,10 +11,11 @@ from calc.model.weights import Dim, Norm, dim
 from calc.training import liger, ops
 from calc.training.blocks import OUTSIDE, Block, recomputed, record
 from calc.training.hf_attention import attention, compressed, latent
+from calc.training.hf_classes import ATTENTIONS, BATCHED_POSITIONS
 from calc.training.hf_forward import mlp, moe
 from calc.training.ops import FULL, LONG, ONE
 from calc.training.program import Builder, Settings
-from calc.training.tape import FIXED, POSITIONS, Edge, Node, Value, Weight
+from calc.training.tape import FIXED, POSITIONS, TOKENS, Edge, Node, Value, Weight
 from calc.training.tensors import linear_modules
 
 
@@ -25,6 +26,8 @@ def _norm(layer: Layer, *names: str) -> Norm | None:
 def _places(layer: Layer) -> tuple[Norm | None, Norm | None, Norm | None, Norm | None]:
     """The norms before and after the mixer and before and after the feed-forward, told apart by their names."""
     names = {norm.name for norm in layer.norms}
+    if "mlp_norm" in names:  # side by side, each half with its own
+        return _norm(layer, "attention_norm"), None, _norm(layer, "mlp_norm"), None
     sandwich = "pre_feedforward_norm" in names
     first = _norm(layer, "input_norm", "norm", "input_layernorm")
     attention_norm = _norm(layer, "post_attention_norm")
@@ -40,7 +43,7 @@ def _mix(b: Builder, x: Value, mixer: Mixer, tables: Value) -> Value:
     with b.tape.part(place):
         x = b.gather(x)
         if isinstance(mixer, Attention):
-            return b.scatter(attention(b, x, mixer, tables))
+            return b.scatter(ATTENTIONS.get(b.settings.router, attention)(b, x, mixer, tables))
         if isinstance(mixer, LatentAttention):
             return b.scatter(latent(b, x, mixer, tables))
         if isinstance(mixer, CompressedAttention):
@@ -246,22 +249,31 @@ def embedding_block(spec: ModelSpec, settings: Settings, leaf: bool = False) -> 
         tokens = held.pop()
         tokens.storage.number = OUTSIDE  # the caller's
         with t.part("embedding"):
-            out = None
-            for index, table in enumerate(spec.embeddings[:2]):
-                weight = b.weight(table)
-                ids = tokens if index == 0 else t.new("positions", ONE, POSITIONS, LONG)
-                looked = t.new(table.name, h, settings.between if index == 0 else POSITIONS, settings.bytes)
-                _lookup(b, weight, ids, looked, index == 0 and spec.tied)
-                if leaf and index == 0:
-                    looked.edge = Edge()
-                    t.nodes.append(Node((None,), (looked.edge,), [t.view(looked)], lambda g, *held: (None,)))
-                out = looked if out is None else ops.add(t, out, looked, "sum")
-            assert out is not None
+            out = _token(b, spec, tokens, h, leaf)
+            for table in spec.embeddings[1:]:
+                if table.name == "position":
+                    extent = TOKENS if spec.architecture in BATCHED_POSITIONS else POSITIONS
+                    positions = t.new("positions", ONE, extent, LONG)
+                    looked = t.new(table.name, h, extent, settings.bytes)
+                    _lookup(b, b.weight(table), positions, looked, False)
+                    out = ops.add(t, out, looked, "sum")
+            if any(table.name == "norm" for table in spec.embeddings):
+                out = b.norm(out, Norm("norm", h, "layer", "native", bias=True))
             if spec.embedding_scale:
                 out = ops.scale(t, out, "scaled")
             return ops.dropout(t, out, settings.probability("embedding"), "dropped")
 
     return record(b, (), program, ONE, settings.between, LONG, False)
+
+
+def _token(b: Builder, spec: ModelSpec, tokens: Value, h: Dim, leaf: bool) -> Value:
+    t, table = b.tape, spec.embeddings[0]
+    looked = t.new(table.name, h, b.settings.between, b.settings.bytes)
+    _lookup(b, b.weight(table), tokens, looked, spec.tied)
+    if leaf:
+        looked.edge = Edge()
+        t.nodes.append(Node((None,), (looked.edge,), [t.view(looked)], lambda g, *held: (None,)))
+    return looked
 
 
 def _lookup(b: Builder, table: Weight, ids: Value, out: Value, tied: bool) -> None:

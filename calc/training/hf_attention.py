@@ -11,13 +11,13 @@ from calc.training.program import Builder
 from calc.training.tape import FIXED, PAIRS, TOKENS, Edge, Extent, Value, Weight
 
 
-def _named(weights: tuple[ModelWeight, ...], *names: str) -> tuple[ModelWeight, ...]:
+def named(weights: tuple[ModelWeight, ...], *names: str) -> tuple[ModelWeight, ...]:
     wanted = {name for base in names for name in (base, f"{base}_bias")}
     return tuple(weight for weight in weights if weight.name in wanted)
 
 
-def rotary(b: Builder, x: Value, tables: Value, name: str) -> Value:
-    """x * cos + rotate_half(x) * sin; the tables are the model's own and counted once."""
+def rotary(b: Builder, x: Value, tables: Value, name: str, sines: Value | None = None) -> Value:
+    """x * cos + rotate_half(x) * sin; the tables are the model's own and counted once, or the layer's with its `sines`."""
     t = b.tape
     half = Dim(x.dim.size // 2, rf"\frac{{{x.dim.latex}}}{{2}}", x.dim.numbers)
 
@@ -25,7 +25,12 @@ def rotary(b: Builder, x: Value, tables: Value, name: str) -> Value:
         first, second = ops.slices(t, x, [half, half])
         return ops.join(t, [ops.scale(t, second), first], x.dim, "rotated")
 
-    return ops.add(t, ops.mul(t, x, tables, "cosine"), ops.mul(t, turned(), tables, "sine"), name)
+    return ops.add(t, ops.mul(t, x, tables, "cosine"), ops.mul(t, turned(), sines or tables, "sine"), name)
+
+
+# Model classes that turn queries and keys in fp32, and those that scale the queries before the kernel.
+_WIDE_ROTARY = frozenset({"CohereForCausalLM", "Cohere2ForCausalLM"})
+_SCALED_QUERIES = frozenset({"OPTForCausalLM"})
 
 
 def attention(b: Builder, x: Value, mixer: Attention, tables: Value) -> Value:
@@ -38,16 +43,18 @@ def attention(b: Builder, x: Value, mixer: Attention, tables: Value) -> Value:
     if names[0] and names[0] == names[2]:
         parts = [a * d, k * d, k * d_v]
         whole = _sum(parts)
-        fused = b.linear(x, _named(weights, "query", "key", "value"), whole, "query_key_value", names[0])
-        query, key, value = (ops.split if names[0] == "c_attn" else ops.slices)(t, fused, parts)
-        del fused
+        joint = b.linear(x, named(weights, "query", "key", "value"), whole, "query_key_value", names[0])
+        query, key, value = (ops.split if names[0] == "c_attn" else ops.slices)(t, joint, parts)
+        del joint
     else:
         queries = dim("2", 2) * a * d if mixer.gated else a * d
-        query = b.linear(x, _named(weights, "query"), queries, "query", names[0])
+        query = b.linear(x, named(weights, "query"), queries, "query", names[0])
+        if b.settings.router in _SCALED_QUERIES:
+            query = ops.scale(t, query, "query")
         if mixer.gated:
             query, gate = ops.split(t, query, [a * d, a * d])
-        key = b.linear(x, _named(weights, "key"), k * d, "key", names[1])
-        value = key if mixer.key_is_value else b.linear(x, _named(weights, "value"), k * d_v, "value", names[2])
+        key = b.linear(x, named(weights, "key"), k * d, "key", names[1])
+        value = key if mixer.key_is_value else b.linear(x, named(weights, "value"), k * d_v, "value", names[2])
     if mixer.q_norm:
         query = b.norm(query, mixer.q_norm, ONE if mixer.q_norm.size.size > mixer.head_dim else a)
     if mixer.k_norm:
@@ -57,12 +64,17 @@ def attention(b: Builder, x: Value, mixer: Attention, tables: Value) -> Value:
     if mixer.rotary and b.settings.liger:
         query, key = liger.rotary(t, query, key)
     elif mixer.rotary:
+        wide, sizes = b.settings.router in _WIDE_ROTARY, (query.bytes, key.bytes)
+        if wide:
+            query, key = ops.cast(t, query, FULL, "fp32_query"), ops.cast(t, key, FULL, "fp32_key")
         query, key = _turned(b, query, a, mixer, tables, "query"), _turned(b, key, k, mixer, tables, "key")
+        if wide:
+            query, key = ops.cast(t, query, sizes[0], "query"), ops.cast(t, key, sizes[1], "key")
     window = mixer.window or mixer.chunk
     mixed = kernel(b, query, key, value, (a, k, d, d_v), window, mixer)
     if gate is not None:
         mixed = ops.mul(t, mixed, ops.unary(t, gate, "gate", "result"), "gated")
-    return b.linear(mixed, _named(weights, "output"), dim("h", mixer.hidden_size), "output", names[3])
+    return b.linear(mixed, named(weights, "output"), dim("h", mixer.hidden_size), "output", names[3])
 
 
 def _turned(b: Builder, x: Value, heads: Dim, mixer: Attention, tables: Value, name: str) -> Value:
@@ -101,7 +113,7 @@ def kernel(
     masked = 0 < window <= settings.longest_masked and settings.attention != "flash"
     size = HALF if settings.autocast else query.bytes
     if settings.attention == "eager":
-        return _eager(b, query, key, value, heads, mixer)
+        return eager(b, query, key, value, heads, mixer)
     grouped = a.size != k.size
     flash = settings.attention == "flash" or (size == HALF and not masked and d.size == d_v.size and d.size <= 256)
     if grouped and not flash and (masked or d.size != d_v.size):  # transformers repeats the heads itself
@@ -109,16 +121,16 @@ def kernel(
         grouped = False
     query, key, value = (ops.cast(t, x, size, name) for x, name in ((query, "query"), (key, "key"), (value, "value")))
     if flash:
-        mixed = _fused(b, query, key, value, heads, "flash")
+        mixed = fused(b, query, key, value, heads, "flash")
         # flash answers in the layout of the query; after a join that is head by head, and the output is copied
         joined = mixer is not None and mixer.rotary and mixer.rotary_joined and not settings.liger
         return ops.copy(t, mixed, "output_input") if joined else mixed
     if not grouped:
-        return _fused(b, query, key, value, heads, "efficient", masked)
-    return _mathematics(b, query, key, value, heads)
+        return fused(b, query, key, value, heads, "efficient", masked)
+    return mathematics(b, query, key, value, heads)
 
 
-def _fused(b: Builder, query: Value, key: Value, value: Value, heads: Heads, name: str, masked: bool = False) -> Value:
+def fused(b: Builder, query: Value, key: Value, value: Value, heads: Heads, name: str, masked: bool = False) -> Value:
     t, (a, _, _, d_v) = b.tape, heads
     out = t.new("mixed", a * d_v, query.extent, query.bytes)
     sums = t.new("logsumexp", a, query.extent, FULL)
@@ -133,10 +145,10 @@ def _fused(b: Builder, query: Value, key: Value, value: Value, heads: Heads, nam
 
 def _repeated(b: Builder, x: Value, heads: Dim, name: str, whole: Dim) -> Value:
     """transformers' repeat_kv: a copy for every query head; a single head is only seen by all."""
-    return _expanded(b, x, whole) if heads.size == 1 else ops.copy(b.tape, x, name, whole)
+    return expanded(b, x, whole) if heads.size == 1 else ops.copy(b.tape, x, name, whole)
 
 
-def _mathematics(b: Builder, query: Value, key: Value, value: Value, heads: Heads) -> Value:
+def mathematics(b: Builder, query: Value, key: Value, value: Value, heads: Heads) -> Value:
     """PyTorch's plain composition: everything in fp32, all scores kept."""
     t, (a, _, d, d_v) = b.tape, heads
     kept = query.bytes
@@ -154,15 +166,24 @@ def _mathematics(b: Builder, query: Value, key: Value, value: Value, heads: Head
     return ops.copy(t, ops.cast(t, out, kept), "output_input")
 
 
-def _eager(b: Builder, query: Value, key: Value, value: Value, heads: Heads, mixer: Attention | None) -> Value:
-    """transformers' eager attention: repeated heads, scores, an fp32 softmax, weights in the model's format."""
+def eager(
+    b: Builder, query: Value, key: Value, value: Value, heads: Heads, mixer: Attention | None, wide: bool = False
+) -> Value:
+    """transformers' eager attention: repeated heads, scores, an fp32 softmax, weights in the model's format.
+
+    `wide`: queries and keys are cast to fp32 first, which autocast undoes.
+    """
     t, (a, k, d, d_v) = b.tape, heads
     size = ops.matmul_bytes(t, value)
     if a.size != k.size:
         key, value = _repeated(b, key, k, "repeated_key", a * d), _repeated(b, value, k, "repeated_value", a * d_v)
     wanted = query.bytes  # under autocast the rotary tables make it fp32, until the matmul
-    query, key = _merged(b, ops.cast(t, query, size, "query")), _merged(b, ops.cast(t, key, size, "key"))
-    scores = t.new("scores", a, PAIRS, size)
+    if wide:
+        query, key = ops.cast(t, query, FULL, "fp32_query"), ops.cast(t, key, FULL, "fp32_key")
+        wanted = value.bytes
+    made = size if t.autocast or not wide else FULL
+    query, key = merged(b, ops.cast(t, query, made, "query")), merged(b, ops.cast(t, key, made, "key"))
+    scores = t.new("scores", a, PAIRS, made)
     ops.kernel(t, [query, key], scores, [query, key] if query.grad else [])
     scores = ops.scale(t, scores, "scores")
     if mixer and mixer.softcap:
@@ -176,13 +197,13 @@ def _eager(b: Builder, query: Value, key: Value, value: Value, heads: Heads, mix
         weights = ops.cast(t, weights, wanted, "weights")
     del scores
     weights = ops.dropout(t, weights, b.settings.probability("attention"), "weights")
-    weights, value = ops.cast(t, weights, size, "weights"), _merged(b, ops.cast(t, value, size, "value"))
+    weights, value = ops.cast(t, weights, size, "weights"), merged(b, ops.cast(t, value, size, "value"))
     out = t.new("mixed", a * d_v, query.extent, size)
     ops.kernel(t, [weights, value], out, [weights, value] if weights.grad or value.grad else [])
     return ops.copy(t, out, "output_input")
 
 
-def _merged(b: Builder, x: Value) -> Value:
+def merged(b: Builder, x: Value) -> Value:
     """Batch and heads as one dimension, which a batched matmul wants: a copy of heads that are a part of a fused tensor, or
     one head seen by all, where there are several sequences."""
     apart = x.storage.dim.size != x.dim.size
@@ -219,27 +240,27 @@ def latent(b: Builder, x: Value, mixer: LatentAttention, tables: Value) -> Value
     rank, r_q = dim("r_kv", mixer.kv_lora_rank), dim("r_q", mixer.q_lora_rank)
     norms = {norm.name: norm for norm in mixer.norms}
     if mixer.q_lora_rank:
-        down = b.linear(x, _named(weights, "query_down"), r_q, "query_down", "q_a_proj")
+        down = b.linear(x, named(weights, "query_down"), r_q, "query_down", "q_a_proj")
         down = b.norm(down, norms["q_norm"])
-        query = b.linear(down, _named(weights, "query_up"), a * (nope + rope), "query", "q_b_proj")
+        query = b.linear(down, named(weights, "query_up"), a * (nope + rope), "query", "q_b_proj")
         del down
     else:
-        query = b.linear(x, _named(weights, "query"), a * (nope + rope), "query", "q_proj")
+        query = b.linear(x, named(weights, "query"), a * (nope + rope), "query", "q_proj")
     passed, turned = ops.split(t, query, [a * nope, a * rope])
-    latents = b.linear(x, _named(weights, "key_value_down"), rank + rope, "latent", "kv_a_proj_with_mqa")
+    latents = b.linear(x, named(weights, "key_value_down"), rank + rope, "latent", "kv_a_proj_with_mqa")
     low, key_rope = ops.split(t, latents, [rank, rope])
     low = b.norm(low, norms["kv_norm"])
-    expanded = b.linear(low, _named(weights, "key_value_up"), a * (nope + d_v), "key_value", "kv_b_proj")
-    key_pass, value = ops.split(t, expanded, [a * nope, a * d_v])
+    both = b.linear(low, named(weights, "key_value_up"), a * (nope + d_v), "key_value", "kv_b_proj")
+    key_pass, value = ops.split(t, both, [a * nope, a * d_v])
     turned, key_rope = rotary(b, turned, tables, "query_rotary"), rotary(b, key_rope, tables, "key_rotary")
     query = ops.join(t, [passed, turned], a * (nope + rope), "query")
-    key_rope = _expanded(b, key_rope, a * rope)
+    key_rope = expanded(b, key_rope, a * rope)
     key = ops.join(t, [key_pass, key_rope], a * (nope + rope), "key")
     mixed = kernel(b, query, key, value, (a, a, nope + rope, d_v), 0)
-    return b.linear(mixed, _named(weights, "output"), dim("h", mixer.hidden_size), "output", "o_proj")
+    return b.linear(mixed, named(weights, "output"), dim("h", mixer.hidden_size), "output", "o_proj")
 
 
-def _expanded(b: Builder, x: Value, whole: Dim) -> Value:
+def expanded(b: Builder, x: Value, whole: Dim) -> Value:
     """`expand`: the same memory seen by every head; backward sums over the heads."""
     view = Value(b.tape, x.storage, whole, None)
     meta = (x.dim, x.extent, x.bytes)
@@ -251,13 +272,13 @@ def compressed(b: Builder, x: Value, mixer: CompressedAttention, tables: Value) 
     """DeepSeek-V4's attention as its projections around a fused kernel of one key-value head: an estimate of what is kept."""
     weights = mixer.parts[0].weights
     a, d, r_q = b.local(dim("a", mixer.num_attention_heads)), dim("d", mixer.head_dim), dim("r_q", mixer.q_lora_rank)
-    low = b.linear(x, _named(weights, "query_down"), r_q, "query_down", "q_a_proj")
+    low = b.linear(x, named(weights, "query_down"), r_q, "query_down", "q_a_proj")
     low = b.norm(low, Norm("query_norm", r_q, style=mixer.norm_style))
-    query = b.linear(low, _named(weights, "query_up"), a * d, "query", "q_b_proj")
-    key = b.linear(x, _named(weights, "key_value"), d, "key_value", "kv_proj")
+    query = b.linear(low, named(weights, "query_up"), a * d, "query", "q_b_proj")
+    key = b.linear(x, named(weights, "key_value"), d, "key_value", "kv_proj")
     key = b.norm(key, Norm("key_value_norm", d, style=mixer.norm_style))
     query, key = rotary(b, query, tables, "query"), rotary(b, key, tables, "key")
-    mixed = _fused(b, query, key, key, (a, dim("1", 1), d, d), "flash")
+    mixed = fused(b, query, key, key, (a, dim("1", 1), d, d), "flash")
     out = dim("g", mixer.o_groups) * dim("r_o", mixer.o_lora_rank)
-    low = b.linear(mixed, _named(weights, "output_down"), out, "output_down", "o_a_proj")
-    return b.linear(low, _named(weights, "output_up"), dim("h", mixer.hidden_size), "output", "o_b_proj")
+    low = b.linear(mixed, named(weights, "output_down"), out, "output_down", "o_a_proj")
+    return b.linear(low, named(weights, "output_up"), dim("h", mixer.hidden_size), "output", "o_b_proj")

@@ -31,7 +31,26 @@ def _quick_gelu(b: Builder, x: Value) -> Value:
     return ops.mul(t, x, ops.unary(t, ops.scale(t, x), "sigmoid", "result"), "activated")
 
 
+def _bloom_gelu(b: Builder, x: Value) -> Value:
+    """BLOOM's own function: it keeps its input, and computes the tanh again in backward."""
+    t = b.tape
+    out = t.like(x, "activated")
+
+    def made(*operands: Value) -> Value:  # the operands live as long as the operator runs
+        return t.like(operands[0], "gelu")
+
+    def backward(g: Value, *saved: Value) -> tuple[Value]:
+        x = saved[0] if saved else g
+        inner = made(made(made(x), made(made(made(x), x))))
+        slope = made(made(made(made(x), made(made(made(inner, inner)), made(made(made(x), x))))), made(made(inner)))
+        return (made(slope, g),)
+
+    t.record([x], out, [x], backward)
+    return out
+
+
 _COMPOSED = {
+    "bloom_gelu": _bloom_gelu,
     "gelu_new": _gelu_new,
     "gelu_fast": _gelu_new,
     "relu2": _relu_squared,

@@ -12,6 +12,8 @@ from calc.model.mixers import Attention, LatentAttention
 from calc.model.spec import ModelSpec
 from calc.training.blocks import Block, Sizes, alive_at, block_bytes, storage_bytes
 from calc.training.hf import embedding_block, end_block, layer_block
+from calc.training.hf_beside import OWN_POSITIONS, OWN_TABLES, class_constants
+from calc.training.hf_classes import EAGER_ONLY
 from calc.training.liger import PATCHES, chunk_tokens
 from calc.training.plan import TrainingPlan
 from calc.training.program import Settings
@@ -72,7 +74,9 @@ def attention_of(plan: TrainingPlan, spec: ModelSpec) -> str:
 @lru_cache(maxsize=256)
 def needs_eager(spec: ModelSpec) -> bool:
     mixers = [kind.mixer for kind in spec.layers.kinds]
-    return any(isinstance(mixer, Attention) and (mixer.softcap or mixer.sinks) for mixer in mixers)
+    return spec.architecture in EAGER_ONLY or any(
+        isinstance(mixer, Attention) and (mixer.softcap or mixer.sinks) for mixer in mixers
+    )
 
 
 def hf_segments(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: ModelTensors) -> list[Segment]:
@@ -179,8 +183,9 @@ def hf_constants(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> list[Cons
         replace(_constant("loss", 4, "4", {}, True, "step"), fixed=True),
         _constant("loss_gradient", 4, "4", {}, False, "backward"),
     ]
-    table = len(spec.embeddings) > 1 and plan.method == "full"  # a position table keeps them itself
-    if plan.recompute == "full" and not table:  # each checkpoint holds the arguments of its layer
+    table = any(weight.name == "position" for weight in spec.embeddings) and plan.method == "full"  # keeps them itself
+    own = table or spec.architecture in OWN_POSITIONS
+    if plan.recompute == "full" and not own:  # each checkpoint holds the arguments of its layer
         made.append(_constant("position_ids", 8 * tokens, r"8 \cdot <s>", {"s": tokens}, False, "layers"))
     if plan.recompute == "full" and plan.lora and stage.first:
         numbers: dict[str, Number] = {
@@ -193,6 +198,7 @@ def hf_constants(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> list[Cons
         latex = r"2 \cdot <w> \cdot <b> \cdot <s> \cdot <h>"  # the loss still holds the graph, and the graph its leaves
         made.append(_constant("embeddings_and_gradient", int(size), latex, numbers, True, "end"))
     made += _masks(plan, spec)
+    made += [_constant(*row) for row in class_constants(plan, spec, settings_of(plan, spec))]
     for name, size, latex, numbers in _router_buffers(spec, stage):
         made.append(_constant(name, size, latex, numbers, False, "step"))
     if spec.embedding_scale:
@@ -200,7 +206,7 @@ def hf_constants(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> list[Cons
     recipe = RECIPES[plan.recipe]
     size = recipe.compute if recipe.gathered else recipe.weight
     size = 4 if spec.architecture in _FP32_TABLES | _COMPLEX_TABLES else size
-    widths = _rotary_widths(spec)
+    widths = () if spec.architecture in OWN_TABLES else _rotary_widths(spec)
     for number, width in enumerate(widths, 1):
         suffix = f"_{number}" if len(widths) > 1 else ""
         half = 2 if spec.architecture in _HALF_TABLES else 1

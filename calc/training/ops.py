@@ -99,14 +99,26 @@ def mul_shifted_weight(t: Tape, x: Value, weight: Weight) -> Value:
     """x * (1 + weight.float()): both are saved, each if the other needs a gradient."""
     shifted = t.new("shifted_weight", weight.dim, FIXED, FULL)
     shifted = t.new("shifted_weight", weight.dim, FIXED, FULL) if weight.bytes != FULL else shifted
+    return _mul_vector(t, x, weight, shifted)
+
+
+def mul_wide_weight(t: Tape, x: Value, weight: Weight) -> Value:
+    """x * weight.float(): both are saved, each if the other needs a gradient."""
+    if weight.bytes == FULL:
+        return mul_weight(t, x, weight)
+    return _mul_vector(t, x, weight, t.new("fp32_weight", weight.dim, FIXED, FULL))
+
+
+def _mul_vector(t: Tape, x: Value, weight: Weight, vector: Value) -> Value:
+    """fp32 x times what was made of a learned vector in fp32."""
     out = t.like(x, "output", FULL)
-    wants_x, vector = x.grad, weight.dim
+    wants_x, size = x.grad, weight.dim
 
     def backward(g: Value, *saved: Value) -> tuple[Value | None]:
         to_x = t.like(g) if wants_x else None
         if weight.trains:
             whole = t.like(g)
-            summed = t.new("gradient", vector, FIXED, FULL)
+            summed = t.new("gradient", size, FIXED, FULL)
             del whole
             if weight.bytes == FULL:
                 t.keep_gradient(summed)
@@ -114,7 +126,7 @@ def mul_shifted_weight(t: Tape, x: Value, weight: Weight) -> Value:
                 weight_gradient(t, weight)
         return (to_x,)
 
-    saved = [*([shifted] if wants_x else []), *([x] if weight.trains else [])]
+    saved = [*([vector] if wants_x else []), *([x] if weight.trains else [])]
     t.record([x, Edge() if weight.trains else None], out, saved, backward)
     return out
 
@@ -172,6 +184,21 @@ def unary(t: Tape, x: Value, name: str, saves: str = "input") -> Value:
     out = t.like(x, name)
     saved = {"input": [x], "result": [out], "": []}[saves] if x.grad else []
     t.record([x], out, saved, lambda g, *saved: (t.like(g),))
+    return out
+
+
+def subtract(t: Tape, x: Value, rows: Value, name: str = "difference") -> Value:
+    """x - rows, one number a row: nothing is saved; the rows' gradient is the negative, summed."""
+    out = t.like(x, name)
+    meta = (rows.dim, rows.extent, rows.bytes)
+
+    def backward(g: Value) -> tuple[Value, Value]:
+        negative = t.like(g)
+        summed = t.new("gradient", *meta)
+        del negative
+        return g, summed
+
+    t.record([x, rows], out, [], backward)
     return out
 
 

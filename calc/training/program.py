@@ -10,7 +10,8 @@ from calc.model.weights import Dim, Norm, dim
 from calc.model.weights import Weight as ModelWeight
 from calc.training import liger, ops
 from calc.training.adapters import adapted
-from calc.training.ops import FULL, ONE
+from calc.training.norms import NORMS
+from calc.training.ops import ONE
 from calc.training.tape import TOKENS, Extent, Tape, Value, Weight
 from calc.training.tensors import Lora, tensor_of
 from calc.units import ceil_div
@@ -123,60 +124,3 @@ class Builder:
         if lora and lora.takes(self.modules, module):
             return adapted(self.tape, x, y, (matrices[0].shape[1], out), name, lora, bias is not None)
         return y
-
-
-def _rms(b: Builder, x: Value, rows: Dim) -> tuple[Value, Value]:
-    """fp32 input and 1 / sqrt(mean(x ** 2) + eps), as the eager RMS norms compute them."""
-    t = b.tape
-    wide = ops.cast(t, x, FULL, "fp32_input")
-    squares = ops.mean(t, ops.power(t, wide), rows)
-    shifted = ops.scale(t, squares)
-    return wide, ops.unary(t, shifted, "inverse_root", "result")
-
-
-def llama_norm(b: Builder, x: Value, norm: Norm, rows: Dim) -> Value:
-    """weight * (x * rsqrt(mean(x ** 2) + eps)).to(x.dtype)"""
-    t = b.tape
-    wide, inverse = _rms(b, x, rows)
-    normal = ops.mul(t, wide, inverse, "normalized")
-    del wide, inverse
-    return (
-        ops.mul_weight(t, ops.cast(t, normal, x.bytes, "normalized"), b.vector(norm))
-        if norm.weight
-        else ops.cast(t, normal, x.bytes)
-    )
-
-
-def wide_norm(b: Builder, x: Value, norm: Norm, rows: Dim) -> Value:
-    """(weight * x * rsqrt(...)).to(x.dtype): scaled in fp32"""
-    t = b.tape
-    wide, inverse = _rms(b, x, rows)
-    normal = ops.mul(t, wide, inverse, "normalized")
-    del wide, inverse
-    return ops.cast(t, ops.mul_weight(t, normal, b.vector(norm)) if norm.weight else normal, x.bytes, "output")
-
-
-def gemma_norm(b: Builder, x: Value, norm: Norm, rows: Dim) -> Value:
-    """(x * rsqrt(...) * (1 + weight.float())).to(x.dtype)"""
-    t = b.tape
-    wide, inverse = _rms(b, x, rows)
-    normal = ops.mul(t, wide, inverse, "normalized")
-    del wide, inverse
-    return ops.cast(t, ops.mul_shifted_weight(t, normal, b.vector(norm)), x.bytes, "output")
-
-
-def layer_norm(b: Builder, x: Value, norm: Norm, rows: Dim) -> Value:
-    """F.layer_norm: keeps its input, the mean and the inverse deviation; fp32 under autocast."""
-    return ops.native_norm(
-        b.tape, ops.cast(b.tape, x, FULL if b.settings.autocast else x.bytes, "input"), b.vector(norm), rows, 2
-    )
-
-
-def rms_norm(b: Builder, x: Value, norm: Norm, rows: Dim) -> Value:
-    """F.rms_norm: keeps its input and the inverse root; fp32 under autocast."""
-    return ops.native_norm(
-        b.tape, ops.cast(b.tape, x, FULL if b.settings.autocast else x.bytes, "input"), b.vector(norm), rows, 1
-    )
-
-
-NORMS = {"llama": llama_norm, "wide": wide_norm, "gemma": gemma_norm, "layer": layer_norm, "rms": rms_norm}

@@ -166,10 +166,10 @@ def _math(
     scores = torch.matmul(query, key.transpose(-2, -1) * scale**0.5)
     if mask is not None:
         scores.add_(mask)
-    weights = torch.softmax(scores, -1)
+    scores = torch.softmax(scores, -1)  # the name is taken again, as in PyTorch: what it held is freed
     if dropout_p > 0.0:
-        weights = torch.dropout(weights, dropout_p, True)
-    return torch.matmul(weights, value).to(kept)
+        scores = torch.dropout(scores, dropout_p, True)
+    return torch.matmul(scores, value).to(kept)
 
 
 def dropout(input: Tensor, p: float, train: bool) -> Tensor:

@@ -219,7 +219,7 @@ def smollm3(fields: Fields) -> ModelSpec:
     return dense(Traits(mlp_bias_flag="mlp_bias", tied=True, windows=windows))(fields)
 
 
-_COHERE_NORM = {"kind": "layer", "style": "wide"}
+_COHERE_NORM = {"kind": "layer", "style": "centered"}
 _NO_WEIGHT = {"kind": "layer", "style": "native", "weight": False}
 _GRANITE = {"embedding_scale": True, "head_scale": True}
 _PLAIN = {"gated": False}

@@ -105,7 +105,10 @@ def bigcode(fields: Fields) -> ModelSpec:
 def gptj(fields: Fields) -> ModelSpec:
     """GPT-J and CodeGen: attention without bias and MLP with bias, side by side on one norm; the head has a bias."""
     fields.ignore("rotary")
-    mixer = attention(fields, sizes=whole_heads(fields), modules=("q_proj", "k_proj", "v_proj", "out_proj"))
+    sizes = whole_heads(fields)
+    turned = fields.size("rotary_dim", default=64)
+    modules = ("q_proj", "k_proj", "v_proj", "out_proj")
+    mixer = attention(fields, sizes=sizes, modules=modules, rotary_dim=turned, rotary_joined=turned < sizes[2])
     feed_forward = plain_mlp(fields, "fc_in", "fc_out", "n_inner")
     layer = Layer("layer", mixer, feed_forward, layer_norms(fields, "input_norm"), parallel=True)
     return assemble(
@@ -205,7 +208,9 @@ def gpt_neox_japanese(fields: Fields) -> ModelSpec:
 def bloom(fields: Fields) -> ModelSpec:
     """BLOOM: ALiBi instead of positions, and a norm on the embedding."""
     mixer = attention(fields, sizes=whole_heads(fields), bias="qkvo", modules=QKV, rotary=False)
-    feed_forward = plain_mlp(fields, "dense_h_to_4h", "dense_4h_to_h", width=4 * hidden(fields), activation="gelu")
+    feed_forward = plain_mlp(
+        fields, "dense_h_to_4h", "dense_4h_to_h", width=4 * hidden(fields), activation="bloom_gelu"
+    )
     layer = Layer("layer", mixer, feed_forward, layer_norms(fields, *PRE))
     fields.ignore("apply_residual_connection_post_layernorm", "slow_but_exact", "unk_token_id", "offset_alibi")
     embedding_norm = Norm("norm", dim("h", hidden(fields)), **LAYER_NORM)

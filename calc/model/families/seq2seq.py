@@ -181,10 +181,9 @@ def opt(fields: Fields) -> ModelSpec:
     mixer = Attention(width, count, count, size, size, "qkvo" if has_bias else "", modules, rotary=False)
     activation = fields.text("activation_function", default="relu")
     feed_forward = MLP(width, fields.size("ffn_dim"), False, has_bias, activation, ("", "fc1", "fc2"))
-    layer = Layer(
-        "layer", mixer, feed_forward, tuple(Norm(name, h, **norm) for name in ("attention_norm", "output_norm"))
-    )
     before = fields.flag("do_layer_norm_before", default=True)
+    names = ("input_norm", "post_attention_norm") if before else ("attention_norm", "output_norm")
+    layer = Layer("layer", mixer, feed_forward, tuple(Norm(name, h, **norm) for name in names))
     removed = fields.flag("_remove_final_layer_norm", default=False)
     narrow = fields.size_or_none("word_embed_proj_dim") or width
     token = dim("w", narrow)
