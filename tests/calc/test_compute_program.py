@@ -62,6 +62,17 @@ PROGRAMS = {
         | {"num_key_value_heads": 4, "n_routed_experts": 8, "n_group": 2, "topk_group": 2}
         | {"first_k_dense_replace": 1, "n_shared_experts": 1},
     ),
+    "Dots1ForCausalLM": (
+        "Dots1Config",
+        _WIDE | _EXPERTS | {"n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1},
+    ),
+    "LongcatFlashForCausalLM": (
+        "LongcatFlashConfig",
+        {key: _BASE[key] for key in _BASE if key not in ("num_hidden_layers", "num_key_value_heads")}
+        | _MLA
+        | {"num_layers": 2, "n_routed_experts": 8, "zero_expert_num": 0, "moe_topk": 3, "head_dim": 8}
+        | {"expert_ffn_hidden_size": 32},
+    ),
     "GptOssForCausalLM": (
         "GptOssConfig",
         _WIDE

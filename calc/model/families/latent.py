@@ -21,8 +21,8 @@ from calc.model.families.common import (
     uniform,
 )
 from calc.model.families.sparse import Experts, first_dense, shared_expert
-from calc.model.feed_forward import FeedForward, MoE
-from calc.model.fields import Fields
+from calc.model.feed_forward import FeedForward, MoE, router
+from calc.model.fields import MOST_LAYERS, Fields
 from calc.model.mixers import Indexer, LatentAttention
 from calc.model.spec import Layer, ModelSpec, Stack
 from calc.model.weights import Norm, Part, dim, linear
@@ -145,6 +145,41 @@ def minicpm3(fields: Fields) -> ModelSpec:
     )
 
 
+def longcat(fields: Fields) -> ModelSpec:
+    """LongCat-Flash (arXiv 2509.01322): a layer is two halves of attention and MLP; experts read what the first MLP reads, and are
+    added after the second. Some of the chosen experts are zero experts, which pass their input on.
+
+    The class also makes first projections for the zero experts, which no checkpoint fills and nothing runs: left out.
+    """
+    zeros = fields.size_or_none("zero_expert_num", low=0) or 0
+    active = fields.size("moe_topk", "num_experts_per_tok")
+
+    def experts() -> MoE:
+        dense = mlp(fields, "ffn_hidden_size", "intermediate_size", letter="f")
+        made = moe(fields, width=("expert_ffn_hidden_size", "moe_intermediate_size"), shared=dense)
+        has_bias = fields.flag("router_bias", default=False) if fields.has("router_bias") else False
+        return replace(made, router=router(hidden(fields), made.num_experts + zeros, has_bias))
+
+    forwards: dict[str, Callable[[], FeedForward]] = {
+        "moe": experts,
+        "dense": lambda: mlp(fields, "ffn_hidden_size", "intermediate_size"),
+    }
+    count = fields.size("num_layers", high=MOST_LAYERS // 2)
+    mixers = {"full": lambda: latent_attention(fields)}
+    layers = combined(mixers, ["full"] * 2 * count, forwards, ["moe", "dense"] * count, norms(fields))
+    fields.ignore("num_key_value_heads", "head_dim", "qk_head_dim", "num_hidden_layers", "zero_expert_type")
+    if zeros:
+        fields.assumptions.append(
+            f"every token uses {active} experts that compute: the most; zero experts take some of the places"
+        )
+    return assemble(
+        fields,
+        layers,
+        dropout=dropouts(fields, **_DROPOUT),
+        estimates=("the experts' output waits for the second half of its layer",),
+    )
+
+
 FAMILIES = {
     "DeepseekV2ForCausalLM": Family(deepseek_v2, "deepseek_v2"),
     "DeepseekV3ForCausalLM": Family(deepseek, "deepseek_v3"),
@@ -152,6 +187,7 @@ FAMILIES = {
     "GlmMoeDsaForCausalLM": Family(glm_moe_dsa, "glm_moe_dsa"),
     "Glm4MoeLiteForCausalLM": Family(glm4_lite, "glm4_moe_lite"),
     "AXK1ForCausalLM": Family(axk1, "axk1"),
+    "LongcatFlashForCausalLM": Family(longcat, "longcat_flash"),
     "YoutuForCausalLM": Family(youtu, "youtu"),
     "MiniCPM3ForCausalLM": Family(minicpm3, "minicpm3"),
 }

@@ -1,5 +1,5 @@
 """Decoders whose state stays small: short convolutions (LFM2), gated recurrences (RecurrentGemma), linear attention (Kimi Linear,
-MiniMax 1), RWKV."""
+MiniMax 1), RWKV, xLSTM."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from calc.model.families.common import (
     uniform,
     whole_heads,
 )
-from calc.model.families.recurrences import kimi_delta, lightning, rg_lru, rwkv_mixer, short_convolution
+from calc.model.families.recurrences import kimi_delta, lightning, mlstm, rg_lru, rwkv_mixer, short_convolution
 from calc.model.families.sparse import Experts, first_dense, shared_expert
 from calc.model.feed_forward import FeedForward
 from calc.model.fields import Fields
@@ -67,6 +67,30 @@ def lfm2(fields: Fields) -> ModelSpec:
             raise InputError.of("tie_embedding", tied, "it must agree with tie_word_embeddings")
         return assemble(fields, layers, tied=tied)
     return assemble(fields, layers, tied=True)
+
+
+def lfm2_moe(fields: Fields) -> ModelSpec:
+    """LFM2 with experts in all but the first layers."""
+    count = num_layers(fields)
+    if not fields.has("layer_types"):
+        raise InputError("layer_types: missing; it must name each layer, full_attention or conv", "layer_types")
+    kinds = layer_types(fields, {"full_attention": "full", "conv": "conv"})
+    taps = dim("K", fields.size("conv_L_cache", default=3))
+    has_bias = fields.flag("conv_bias", default=False)
+    first = fields.size("num_dense_layers", default=2, low=0)
+    mixers: dict[str, Callable[[], Mixer]] = {
+        "full": lambda: attention(fields, "head", modules=("q_proj", "k_proj", "v_proj", "out_proj")),
+        "conv": lambda: short_convolution(dim("h", hidden(fields)), taps, bias=has_bias),
+    }
+    forwards: dict[str, Callable[[], FeedForward]] = {
+        "dense": lambda: mlp(fields, activation="silu", modules=("w1", "w3", "w2")),
+        "moe": lambda: moe(fields, activation="silu"),
+    }
+    pattern = ["dense" if at < first else "moe" for at in range(count)]
+    layers = combined(mixers, kinds, forwards, pattern, norms(fields))
+    fields.ignore("use_expert_bias", "intermediate_size")
+    tied = fields.flag("tie_embedding", default=True) if fields.has("tie_embedding") else True
+    return assemble(fields, layers, tied=tied)
 
 
 def recurrent_gemma(fields: Fields) -> ModelSpec:
@@ -175,10 +199,37 @@ def rwkv(fields: Fields) -> ModelSpec:
     )
 
 
+def xlstm(fields: Fields) -> ModelSpec:
+    """xLSTM 7B (arXiv 2503.13427): a matrix memory for each head, with input and forget gates, and a gated MLP."""
+    h, count = dim("h", hidden(fields)), fields.size("num_heads")
+    if fields.size_or_none("embedding_dim") not in (None, h.size):
+        raise InputError.of("embedding_dim", fields.data["embedding_dim"], f"it must be hidden_size ({h.size}) or null")
+    if fields.size_or_none("num_blocks") not in (None, num_layers(fields)):
+        raise InputError.of("num_blocks", fields.data["num_blocks"], "it must be num_hidden_layers or null")
+    keys, values = (int(h.size * fields.number(f"{name}_dim_factor", default=1.0, high=64)) for name in ("qk", "v"))
+    for name, size in (("qk_dim_factor", keys), ("v_dim_factor", values)):
+        if not size or size % count or size % 64:
+            raise InputError.of(name, size, f"times hidden_size it must be a multiple of 64 and of num_heads ({count})")
+    multiple = fields.size("ffn_round_up_to_multiple_of", default=64)
+    width = multiple * -(-int(h.size * fields.number("ffn_proj_factor", default=2.667, low=1e-3, high=64)) // multiple)
+    has_bias, fused = fields.flag("use_bias", default=False), fields.text("weight_mode", default="single") == "fused"
+    mixer = mlstm(
+        h, dim("n", count), dim("d_k", keys // count), dim("d_v", values // count), bias=has_bias, fused=fused
+    )
+    names = ("proj_up_gate_z", "proj_up_gate_z", "proj_down") if fused else ("proj_up_gate", "proj_up", "proj_down")
+    layer = Layer("layer", mixer, mlp(fields, width=width, bias=has_bias, modules=names), norms(fields, bias=has_bias))
+    fields.ignore("norm_reduction_force_float32", "add_out_norm", "chunkwise_kernel", "sequence_kernel", "step_kernel")
+    fields.ignore("mode", "chunk_size", "return_last_states", "autocast_kernel_dtype", "eps", "inference_state_dtype")
+    fields.ignore("gate_soft_cap", "output_logit_soft_cap", "max_inference_chunksize")
+    return assemble(fields, uniform(fields, layer), logit_softcap=True)
+
+
 FAMILIES = {
     "KimiLinearForCausalLM": Family(kimi_linear, "kimi_linear"),
     "Lfm2ForCausalLM": Family(lfm2, "lfm2"),
+    "Lfm2MoeForCausalLM": Family(lfm2_moe, "lfm2_moe"),
     "MiniMaxForCausalLM": Family(minimax, "minimax"),
     "RecurrentGemmaForCausalLM": Family(recurrent_gemma, "recurrent_gemma"),
     "RwkvForCausalLM": Family(rwkv, "rwkv"),
+    "xLSTMForCausalLM": Family(xlstm, "xlstm"),
 }

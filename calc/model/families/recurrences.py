@@ -83,7 +83,7 @@ def mamba2(
         *(Norm("norm", inner).weights if norm else ()),
         *linear("output", "out_proj", h, inner, Split.INPUT, bias if output_bias is None else output_bias),
     )
-    states = (conv_state(mixed, kernel), State("ssm_state", memory, split=Split.OUTPUT))
+    states = (conv_state(mixed, kernel), State("ssm_state", memory, "fp32", Split.OUTPUT))
     flops = _times(5, memory) + _times(2, kernel, mixed) + _times(2, inner)
     return Recurrence("mamba", weights, states, flops, mixed + mixed + inner + heads)
 
@@ -200,6 +200,35 @@ def lightning(h: Dim, heads: Dim, head_dim: Dim) -> Recurrence:
     )
     states = (State("linear_state", state, split=Split.OUTPUT),)
     return Recurrence("linear_attention", weights, states, _times(5, state), _times(6, inner))
+
+
+def mlstm(h: Dim, heads: Dim, key_dim: Dim, value_dim: Dim, *, bias: bool, fused: bool) -> Recurrence:
+    """mLSTM (arXiv 2405.04517, section 2.3): C <- f C + i v k^T, n <- f n + i k, h = C q / max(|n q|, 1), with a running maximum m
+    that keeps the gates finite. 5 FLOPs an element of C and n.
+
+    `fused`: one linear layer makes query, key, value and output gate, another both gates.
+    """
+    keys, values = heads * key_dim, heads * value_dim
+    query, key, value, output = ("qkv_opreact",) * 4 if fused else ("q", "k", "v", "ogate_preact")
+    first, second = ("ifgate_preact",) * 2 if fused else ("igate_preact", "fgate_preact")
+    memory, normaliser = keys * value_dim, keys
+    weights = (
+        *linear("query", query, keys, h, Split.OUTPUT, bias),
+        *linear("key", key, keys, h, Split.OUTPUT, bias),
+        *linear("value", value, values, h, Split.OUTPUT, bias),
+        *linear("output_gate", output, values, h, Split.OUTPUT, bias),
+        *linear("input_gate", first, heads, h, Split.OUTPUT, bias=True),
+        *linear("forget_gate", second, heads, h, Split.OUTPUT, bias=True),
+        *Norm("norm", values, bias=bias).weights,
+        *linear("output", "out_proj", h, values, Split.INPUT, bias),
+    )
+    states = (
+        State("memory", memory, "fp32", Split.OUTPUT),
+        State("normaliser", normaliser, "fp32", Split.OUTPUT),
+        State("maximum", heads, "fp32", Split.OUTPUT),
+    )
+    flops = _times(5, memory) + _times(5, normaliser)
+    return Recurrence("mlstm", weights, states, flops, keys + keys + values + values + values + heads + heads)
 
 
 def rwkv_mixer(h: Dim, inner: Dim) -> Recurrence:

@@ -166,6 +166,16 @@ def phimoe(fields: Fields) -> ModelSpec:
     return sparse(traits, Experts(width=("intermediate_size",)))(fields)
 
 
+def dots1(fields: Fields) -> ModelSpec:
+    """dots.llm1: layers from `max_window_layers` on have a window where the config names no kinds."""
+    count, first = num_layers(fields), fields.size("max_window_layers", default=MOST_LAYERS, low=0)
+    if not fields.has("layer_types") and fields.has("sliding_window") and first < count:
+        kinds = ["sliding_attention" if at >= first else "full_attention" for at in range(count)]
+        fields.data = {**fields.data, "layer_types": kinds}
+    experts = Experts(shared_count="n_shared_experts", pattern=first_dense())
+    return sparse(Traits(qk_norm="head", windows=(1, 0)), experts)(fields)
+
+
 def beam(fields: Fields) -> ModelSpec:
     """Beam: sandwich norms and a gated output whose gate has one bias a head."""
     extra = (*_gate(fields), Weight("gate_bias", (dim("a", heads(fields)[0]),), Split.OUTPUT))
@@ -237,6 +247,7 @@ FAMILIES = {
     ),
     "BeamForCausalLM": Family(beam, "beam"),
     "Cohere2MoeForCausalLM": Family(cohere2_moe, "cohere2_moe"),
+    "Dots1ForCausalLM": Family(dots1, "dots1"),
     "Ernie4_5_MoeForCausalLM": Family(ernie4_5_moe, "ernie4_5_moe"),
     "ExaoneMoeForCausalLM": Family(
         sparse(

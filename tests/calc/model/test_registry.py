@@ -13,6 +13,9 @@ from tests.calc.model.witness import build, count
 
 pytestmark = pytest.mark.torch
 
+# What a class builds and neither fills nor runs: LongCat-Flash's first projections of 256 zero experts in 28 layers
+UNUSED = {"LongcatFlashForCausalLM": 28 * 256 * 2 * 2048 * 6144}
+
 
 def _default_configs() -> dict[str, dict[str, Any]]:
     """The default config of each class, as its `to_dict` writes it. A class whose own default is broken has none."""
@@ -41,7 +44,7 @@ def test_the_default_config_of_every_class_is_exact_or_refused(capsys):
         except InputError:
             refused.append(name)
             continue
-        (exact if ours == count(model) else wrong).append(name)
+        (exact if ours + UNUSED.get(name, 0) == count(model) else wrong).append(name)
     with capsys.disabled():
         print(
             f"\ncausal-LM classes of transformers: {len(exact)} exact, {len(refused)} refused, {len(wrong)} wrong, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,6 +59,10 @@ MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4}
 WIDE = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96, "global_head_dim": 16, "sliding_window": 32}
 NEMOTRON = {"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 4, "n_groups": 1}
 KIMI = {"q_lora_rank": None, "linear_head_dim": 8, "linear_num_heads": 4, "mlp_layer_types": ["dense"] + ["sparse"] * 3}
+LONGCAT = {"num_layers": 2, "num_hidden_layers": None, "zero_expert_num": 2, "head_dim": 4, "intermediate_size": None}
+LONGCAT |= {"ffn_hidden_size": 48, "moe_topk": 2, "expert_ffn_hidden_size": 16, "moe_intermediate_size": None}
+XLSTM = dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size"))
+XLSTM |= {"max_position_embeddings": None, "num_heads": 2, "hidden_size": 128}
 ZAMBA = {
     "head_dim": None,
     "num_key_value_heads": 4,
@@ -110,6 +115,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "NemotronForCausalLM": {},
     "MinistralForCausalLM": {"sliding_window": 32},
     "FalconH1ForCausalLM": MAMBA2 | {"mamba_d_ssm": 64},
+    "Dots1ForCausalLM": EXPERTS | {"sliding_window": None},
+    "Lfm2MoeForCausalLM": EXPERTS | {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
+    "LongcatFlashForCausalLM": EXPERTS | LATENT | LONGCAT,
+    "xLSTMForCausalLM": XLSTM,
     "ZambaForCausalLM": ZAMBA | {"n_mamba_heads": 2},
     "Zamba2ForCausalLM": ZAMBA | {"n_mamba_heads": 8},
     "KimiLinearForCausalLM": EXPERTS | LATENT | KIMI | {"layer_types": ["linear_attention"] * 3 + ["full_attention"]},
@@ -144,4 +153,5 @@ def test_a_sequence_keeps_what_transformers_keeps(name):
     cache = getattr(answer, "cache_params", None) or getattr(answer, "past_key_values", None) or answer.cache
     spec = from_config(config.to_dict() | {"architectures": [name]})
     kinds = kept_tensors(spec, 1, 0, 0, False)
-    assert [sum(map(_counted, kinds[at])) for at in spec.layers.pattern] == [_held(layer) for layer in cache.layers]
+    layers = getattr(cache, "layers", None) or [SimpleNamespace(states=kept) for kept in cache.rnn_state.values()]
+    assert [sum(map(_counted, kinds[at])) for at in spec.layers.pattern] == [_held(layer) for layer in layers]

@@ -25,6 +25,7 @@ ZAMBA2_7B = {
     "layers_block_type": ["mamba", "hybrid", "hybrid", "mamba", "hybrid"],
     "num_hidden_layers": 5,
 }
+LFM2 = ["full_attention" if at in (2, 6, 10, 14, 18, 21) else "conv" for at in range(24)]
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "bitnet-b1.58-2b": ("BitNetForCausalLM", {"tie_word_embeddings": True}),
     "bitnet with biases": ("BitNetForCausalLM", {"attention_bias": True}),
@@ -49,6 +50,27 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "zamba2, more blocks than uses": (
         "Zamba2ForCausalLM",
         {"num_mem_blocks": 3, "num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "mamba"]},
+    ),
+    "dots.llm1": (
+        "Dots1ForCausalLM",
+        {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2, "first_k_dense_replace": 1},
+    ),
+    "dots.llm1 with windows": (
+        "Dots1ForCausalLM",
+        {"n_routed_experts": 16, "num_experts_per_tok": 6, "n_shared_experts": 1, "max_window_layers": 30},
+    ),
+    "lfm2-8b-a1b": ("Lfm2MoeForCausalLM", {"num_hidden_layers": 24, "layer_types": LFM2}),
+    "lfm2-moe with biases": (
+        "Lfm2MoeForCausalLM",
+        {"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"], "conv_bias": True},
+    ),
+    "longcat without zero experts": (
+        "LongcatFlashForCausalLM",
+        {"zero_expert_num": 0, "attention_bias": True, "num_layers": 2},
+    ),
+    "xlstm, fused, with biases": (
+        "xLSTMForCausalLM",
+        {"use_bias": True, "weight_mode": "fused", "hidden_size": 1024, "num_heads": 4, "qk_dim_factor": 1.0},
     ),
     "falcon-h1-1.5b": (
         "FalconH1ForCausalLM",
@@ -76,6 +98,13 @@ def test_the_count_is_the_classs(name):
     spec = from_config(config)
     assert parameters(spec).total == count(build(class_name, config))
     assert spec.unread == ()
+
+
+def test_longcat_flash_is_as_large_and_at_most_as_active_as_its_paper_says():
+    answer = parameters(from_config(_config("LongcatFlashForCausalLM", {})))
+    assert answer.total == 560_664_958_976  # "560B", arXiv 2509.01322
+    assert answer.active_without_embedding == 31_377_348_608  # "18.6B to 31.3B", by the zero experts chosen
+    assert any("zero experts" in text for text in answer.spec.assumptions)
 
 
 def test_a_shared_block_is_held_once_computed_and_read_at_each_use():
