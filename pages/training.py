@@ -35,6 +35,11 @@ def headline(answer: TrainingAnswer, numbers: Numbers) -> list[Metric]:
         Metric(
             "Beside the tensors", numbers.show(sum(answer.overhead)), "CUDA context, NCCL, workspace, fragmentation"
         ),
+        Metric(
+            "Host and NVMe",
+            numbers.show(answer.offloaded.host_bytes + answer.offloaded.nvme_bytes),
+            "What one GPU's rank keeps in host memory, or on NVMe, with offload",
+        ),
         Metric("GPUs", f"{answer.plan.gpus:,}", "dp · tp · pp · cp"),
     ]
 
@@ -62,7 +67,7 @@ QUESTION = Question(
         "Layout": ("tp", "sequence_parallel", "pp", "schedule", "virtual_stages", "cp", "ep"),
         "Batch and shards": ("global_batch", "dp_replicate", "reshard_after_forward"),
         "Activations": ("recompute", "implementation", "attention", "loss", "dropout"),
-        "Method": ("method", "lora_rank", "lora_targets", "objective", "offload", "nvme"),
+        "Method": ("method", "lora_rank", "lora_targets", "objective", "offload", "nvme", "nvme_GBps"),
         "Beside the tensors": ("context_mib", "nccl_mib", "workspace_mib", "fragmentation_percent"),
     },
     headline=headline,

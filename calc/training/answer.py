@@ -13,6 +13,7 @@ from calc.model.mixers import Recurrence
 from calc.model.spec import ModelSpec
 from calc.training.hf_stage import needs_eager
 from calc.training.memory import PHASES, StageMemory, stage_memory
+from calc.training.offload import NOTES, Offloaded, offloaded
 from calc.training.overhead import SOURCES, Overhead, overhead
 from calc.training.plan import TrainingPlan, check
 from calc.training.published import zero_paper_activations
@@ -106,6 +107,11 @@ class TrainingAnswer:
         return None if self.gpu_memory_bytes is None else self.gpu_memory_bytes - self.driver_bytes
 
     @cached_property
+    def offloaded(self) -> Offloaded:
+        """What the worst stage's device keeps in host memory or on NVMe, and moves in one step."""
+        return offloaded(self.plan, self.worst.groups, self.worst.key)
+
+    @cached_property
     def assumptions(self) -> tuple[str, ...]:
         """What the config left open, and what the estimate takes for granted."""
         missing = self.gpu.lacks(_FORMATS.get(self.plan.recipe, "")) if self.gpu else None
@@ -130,6 +136,7 @@ class TrainingAnswer:
             "gpu_memory_bytes": self.gpu_memory_bytes,
             "fits": self.fits,
             "headroom_bytes": self.headroom_bytes,
+            **self.offloaded.as_json(self.gpu),
             "gpus": self.plan.gpus,
             "zero_paper_activations_bytes": zero_paper_activations(
                 self.plan.micro_batch, self.plan.seq, self.spec.hidden_size, self.spec.num_hidden_layers
@@ -160,6 +167,7 @@ def _assumptions(plan: TrainingPlan, spec: ModelSpec) -> list[str]:
         "labels are the inputs, no attention mask is given, gradients are set to None, and the optimizer has its state"
     ]
     told += [note for note in (RECIPES[plan.recipe].note, OPTIMIZERS[plan.optimizer].note) if note]
+    told += NOTES[plan.offload]
     told += spec.beyond_positions("seq", plan.seq)
     towers = [tower.name for tower in spec.towers if tower.in_total]
     if towers:

@@ -19,7 +19,7 @@ NODE = 8  # GPUs of one node, each with its own process
 
 _ONE_DEVICE: Final = {
     "dp": 1, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "dp_replicate": 1, "zero": 0, "virtual_stages": 1,
-    "sequence_parallel": None, "global_batch": None,
+    "sequence_parallel": None, "global_batch": None, "offload": "none", "nvme": False,
 }  # fmt: skip
 _SAVED_AS: Final = {"fp8": "megatron-bf16"}  # its 8-bit copies are made again from the weights
 

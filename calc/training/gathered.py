@@ -210,7 +210,7 @@ class Gathered:
 
 def gathered(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: ModelTensors) -> Gathered:
     """The groups of a stage under ZeRO-3; nothing below it or on one rank."""
-    if plan.zero < 3 or plan.shards == 1:
+    if plan.zero < 3 or (plan.shards == 1 and plan.offload != "parameters"):
         return Gathered()
     recipe, key = RECIPES[plan.recipe], StateKey.of(plan)
     size = recipe.compute if recipe.gathered else recipe.weight

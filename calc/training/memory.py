@@ -12,11 +12,12 @@ from calc.pipeline import weight_versions
 from calc.training.gathered import Gathered, gathered
 from calc.training.hf_stage import hf_constants, hf_segments
 from calc.training.ledger_stage import ledger_constants, ledger_segments
+from calc.training.offload import resident
 from calc.training.plan import TrainingPlan
 from calc.training.recipes import OPTIMIZERS, RECIPES
 from calc.training.segments import Constant, Segment
 from calc.training.stages import Stage
-from calc.training.states import Placed, StateKey, group_bytes, merged, placed, state_components
+from calc.training.states import GROUPS, Placed, StateKey, group_bytes, merged, placed, state_components
 from calc.training.tensors import ModelTensors, Tensors, model_tensors
 from calc.training.torchtitan_stage import torchtitan_constants, torchtitan_segments
 from calc.units import ceil_div
@@ -55,7 +56,11 @@ class StageMemory:
         """Parameters, gradients and optimizer state held between uses."""
         held = [(group_bytes(tensors, self.key), count) for tensors, count in self.groups]
         sums = [sum(count * found.rounded[at] for found, count in held) for at in range(3)]
-        return sums[0] + self.older_weights, sums[1], sums[2]
+        here = resident(self.plan)
+        parameters, gradients, optimizer = (
+            size if name in here else 0 for name, size in zip(GROUPS, sums, strict=True)
+        )
+        return parameters + self.older_weights, gradients, optimizer
 
     @cached_property
     def older_weights(self) -> int:
@@ -129,7 +134,12 @@ class StageMemory:
     def accumulates(self) -> bool:
         """Whether gradients are there before the backward begins: main gradients are, and those of earlier micro-batches."""
         main = any(state.name == "main_gradient" for state in RECIPES[self.plan.recipe].states)
-        return main or self.plan.microbatches > 1
+        return (main or self.plan.microbatches > 1) and not self.streams
+
+    @property
+    def streams(self) -> bool:
+        """Whether gradients leave for the host while backward runs."""
+        return self.plan.offload != "none"
 
     @property
     def adds_at_once(self) -> bool:
@@ -144,12 +154,18 @@ class StageMemory:
         made, total = [], 0
         for segment in reversed(self.segments):
             made.append(total)
-            if self.gathered.waits and not segment.inside:
-                continue  # the root's wait unsharded, among what is gathered
+            if self.streams:
+                total = 0  # but for the segment just before, all have left
+            if self._waits_gathered(segment):
+                continue
             total += group_bytes(segment.tensors, self.key).gradients
             if segment.path == END and self.spec.tied:
                 total += group_bytes(model_of(self.plan, self.spec).tied_head, self.key).gradients
         return tuple(reversed(made))
+
+    def _waits_gathered(self, segment: Segment) -> bool:
+        """Whether its gradients wait unsharded, or leave, among what is gathered."""
+        return self.gathered.active and (self.streams or (self.gathered.waits and not segment.inside))
 
     @cached_property
     def moments(self) -> dict[str, Moment]:
@@ -212,7 +228,7 @@ class StageMemory:
     def step_bytes(self) -> int:
         """What the optimizer's step makes and frees: copies of the last moment, all at once or of one tensor."""
         ledger = OPTIMIZERS[self.plan.optimizer]
-        held = [(group_bytes(tensors, self.key), count) for tensors, count in self.groups if count]
+        held = [(group_bytes(tensors, self.key), count) for tensors, count in self.groups if count and not self.streams]
         if self.plan.optimizer_kernel == "foreach":
             return ledger.foreach * sum(found.step * count for found, count in held)
         if self.plan.optimizer_kernel == "loop":
@@ -242,7 +258,7 @@ class StageMemory:
     def components(self) -> tuple[Component, ...]:
         """What is alive at the highest point of the step; the leaves sum to its bytes."""
         phase, moment = self.peak
-        made = list(state_components(self.groups, self.key))
+        made = list(state_components(self.groups, self.key, resident(self.plan)))
         if self.older_weights:
             made.append(self._older())
         if self.ddp_buckets:
@@ -277,8 +293,8 @@ class StageMemory:
 
     def _later(self, index: int) -> tuple[Placed, ...]:
         counts: dict[int, tuple[Tensors, int]] = {}
-        for segment in self.segments[index + 1 :]:
-            if self.gathered.waits and not segment.inside:
+        for segment in self.segments[index + 1 : index + 2 if self.streams else None]:
+            if self._waits_gathered(segment):
                 continue
             found = [segment.tensors]
             if segment.path == END and self.spec.tied:

@@ -27,7 +27,6 @@ Schedule = Literal[
 _NOT_MODELLED = {
     "method": {"qlora"},
     "objective": {"dpo", "ppo", "grpo"},
-    "offload": {"optimizer", "parameters"},
 }
 
 
@@ -93,8 +92,13 @@ class TrainingPlan(BaseModel):
     objective: Literal["pretrain", "sft", "dpo", "ppo", "grpo"] = Field(
         "pretrain", description="what the step optimises"
     )
-    offload: Literal["none", "optimizer", "parameters"] = Field("none", description="what lives in host memory")
-    nvme: bool = Field(False, description="offload to NVMe")
+    offload: Literal["none", "optimizer", "parameters"] = Field(
+        "none", description="what lives in host memory: optimizer (with gradients), or parameters too"
+    )
+    nvme: bool = Field(False, description="keep what is offloaded on NVMe")
+    nvme_GBps: float | None = Field(
+        None, gt=0, le=1e6, description="NVMe bandwidth of one GPU in GB/s; left out: 1.6 (ZeRO-Infinity)"
+    )
     context_mib: float | None = Field(
         None, ge=0, le=1_000_000, description="CUDA context in MiB; left out: the sourced default"
     )
@@ -117,8 +121,6 @@ class TrainingPlan(BaseModel):
         for field, names in _NOT_MODELLED.items():
             if getattr(self, field) in names:
                 raise ValueError(f"{field}: {getattr(self, field)!r} is not modelled yet")
-        if self.nvme:
-            raise ValueError("nvme: offloading to NVMe is not modelled yet")
         for problem in _broken(self, _PLAN_RULES):
             raise ValueError(problem)
         return self
@@ -205,6 +207,28 @@ _TORCHTITAN_RULES: tuple[Rule, ...] = (
     ),
 )
 
+# DeepSpeed's offloading: each rank updates its own shard on the host.
+_OFFLOAD_RULES: tuple[Rule, ...] = (
+    (lambda plan: plan.nvme and plan.offload == "none", "nvme (True) needs offload 'optimizer' or 'parameters'"),
+    (
+        lambda plan: plan.offload == "parameters" and plan.zero != 3,
+        "offload: 'parameters' needs zero 3, which gathers a layer at a time, and zero is {zero}",
+    ),
+    (
+        lambda plan: plan.offload == "optimizer" and plan.shards > 1 and plan.zero < 2,
+        "offload: 'optimizer' over several ranks needs zero 2 or 3, and zero is {zero}",
+    ),
+    (
+        lambda plan: plan.offload != "none" and plan.optimizer in ("adamw-8bit", "paged-adamw"),
+        "offload: {offload!r} updates on the host, and optimizer {optimizer!r} on the device; use another",
+    ),
+    (
+        lambda plan: plan.offload != "none" and (plan.method != "full" or plan.recipe == "fp8" or plan.pp > 1),
+        "offload: {offload!r} is modelled for full training without fp8 and pipeline stages: method is {method!r}, recipe {recipe!r}, "
+        "pp {pp}",
+    ),
+)
+
 # The first rule that a plan breaks is told, with the values in it.
 _PLAN_RULES: tuple[Rule, ...] = (
     (
@@ -242,6 +266,7 @@ _PLAN_RULES: tuple[Rule, ...] = (
         "attention: 'eager' is not part of implementation 'fused' (Transformer Engine's attention is flash); use sdpa or flash",
     ),
     *_TORCHTITAN_RULES,
+    *_OFFLOAD_RULES,
     (
         lambda plan: plan.method != "full" and plan.implementation != "hf",
         "method: {method!r} needs implementation 'hf', and implementation is {implementation!r}",

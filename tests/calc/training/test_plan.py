@@ -22,7 +22,6 @@ from tests.calc.training.models import model
         ({"implementation": "liger", "loss": "chunked"}, "'chunked' is not part of implementation 'liger'"),
         ({"method": "qlora"}, "method: 'qlora' is not modelled yet"),
         ({"objective": "dpo"}, "objective: 'dpo' is not modelled yet"),
-        ({"offload": "optimizer"}, "offload: 'optimizer' is not modelled yet"),
         ({"virtual_stages": 2}, "virtual_stages (2) needs pp above 1"),
         ({"attention": "flash", "recipe": "fp32"}, "'flash' takes 16-bit numbers"),
         ({"implementation": "fused", "attention": "eager"}, "'eager' is not part of implementation 'fused'"),
