@@ -37,7 +37,7 @@ def headline(answer: TrainingAnswer, numbers: Numbers) -> list[Metric]:
         ),
         Metric(
             "Host and NVMe",
-            numbers.show(answer.offloaded.host_bytes + answer.offloaded.nvme_bytes),
+            numbers.show(answer.offloaded.held.total),
             "What one GPU's rank keeps in host memory, or on NVMe, with offload",
         ),
         Metric("GPUs", f"{answer.plan.gpus:,}", "dp · tp · pp · cp"),
