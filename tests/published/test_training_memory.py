@@ -1,0 +1,45 @@
+"""What training runs were measured to hold, row by row against the prediction: the same counter, and every error on record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.published.training_memory import PREDICTED, README, ROWS, UNITS, error_percent, predicted, summary, table
+
+
+def named(rows: list[dict[str, Any]]) -> list:
+    return [pytest.param(row, id=row["id"]) for row in rows]
+
+
+@pytest.mark.parametrize("row", named(PREDICTED))
+def test_the_prediction_is_the_one_on_record(row):
+    found = predicted(row)
+    assert (found, error_percent(row, found)) == (row["predicted"], row["error_percent"])
+
+
+@pytest.mark.parametrize("row", named([row for row in ROWS if "limit" in row]))
+def test_a_run_that_ran_out_of_memory_is_predicted_to_need_more_than_there_was(row):
+    found = predicted(row)
+    assert found == row["predicted"]
+    assert found > row["limit"] * UNITS[row["unit"]]
+
+
+def test_every_row_says_what_it_measured_and_where_it_stands():
+    assert len(ROWS) == len({row["id"] for row in ROWS}) == 63
+    for row in ROWS:
+        assert row["source"].startswith("https://"), row["id"]
+        assert ("predicted" in row) != ("not_predicted" in row), row["id"]
+        assert row["measured"] is None or row["measured"] > 0, row["id"]
+
+
+def test_a_miss_has_its_cause_beside_it():
+    assert [row["id"] for row in PREDICTED if abs(row["error_percent"]) > 10 and not row["why"]] == []
+
+
+def test_the_share_within_ten_percent_and_the_median_are_those_of_the_readme():
+    print(*table(), summary(), sep="\n")
+    text = README.read_text(encoding="utf-8")
+    assert summary() in text
+    assert "\n".join(table()) in text
