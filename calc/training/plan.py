@@ -192,7 +192,6 @@ _TORCHTITAN_RULES: tuple[Rule, ...] = (
         "implementation: 'torchtitan' shards by FSDP2: zero ({zero}) must be 3, and dp * cp / dp_replicate ({dp} * {cp} / "
         "{dp_replicate}) above 1",
     ),
-    _titan(lambda plan: plan.tp > 1, "tp ({tp}) with implementation 'torchtitan' is not modelled yet; it must be 1"),
     _titan(lambda plan: plan.pp > 1, "pp ({pp}) with implementation 'torchtitan' is not modelled yet; it must be 1"),
     _titan(
         lambda plan: plan.tp > 1 and not plan.sharded_sequence,

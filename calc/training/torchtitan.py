@@ -17,7 +17,7 @@ from calc.model.weights import Weight as ModelWeight
 from calc.training import ops
 from calc.training.blocks import OUTSIDE, Block, record
 from calc.training.hf_attention import kernel
-from calc.training.ops import FULL, LONG, ONE
+from calc.training.ops import BOOL, FULL, LONG, ONE
 from calc.training.program import Builder, Settings
 from calc.training.tape import FIXED, POSITIONS, TOKENS, Edge, Value
 
@@ -201,8 +201,7 @@ def embedding_block(spec: ModelSpec, settings: Settings) -> Block:
             ops.weight_gradient(t, table)
             return (None,)
 
-        ids = t.new("own_rows", ONE, TOKENS, LONG) if settings.tp > 1 else tokens
-        t.record([Edge()], out, [ids], backward)
+        t.record([Edge()], out, [tokens], backward)
         return b.scatter(out)
 
     return record(b, ("embedding",), program, ONE, settings.between, LONG, False)
@@ -236,23 +235,52 @@ def loss_block(vocabulary: int, settings: Settings) -> Block:
 
     def program(held: list[Value]) -> Value:
         wide = ops.cast(t, held[0], FULL, "fp32_logits")
-        log = (_divided_softmax if settings.tp > 1 else _softmax)(b, wide)
-        out = t.new("loss_sum", ONE, FIXED, FULL)
-        total = t.new("total_weight", ONE, FIXED, FULL)
-        meta = (log.dim, log.extent)
-
-        def backward(g: Value, *saved: Value) -> tuple[Value]:
-            return (t.new("gradient", *meta, FULL),)
-
-        t.record([log], out, [log, total], backward)
-        return out
+        return (_divided_loss if settings.tp > 1 else _loss)(b, wide)
 
     return record(b, ("loss",), program, width, TOKENS, settings.bytes, True)
 
 
-def _softmax(b: Builder, wide: Value) -> Value:
-    return ops.softmax(b.tape, wide, "log_probabilities", FULL)
+def _loss(b: Builder, wide: Value) -> Value:
+    t = b.tape
+    log = ops.softmax(t, wide, "log_probabilities", FULL)
+    out = t.new("loss_sum", ONE, FIXED, FULL)
+    total = t.new("total_weight", ONE, FIXED, FULL)
+    ops.kernel(t, [log], out, [log, total])
+    return out
 
 
-def _divided_softmax(b: Builder, wide: Value) -> Value:
-    raise NotImplementedError
+def _divided_loss(b: Builder, wide: Value) -> Value:
+    """Each rank's part of the vocabulary (torch/distributed/tensor/parallel/loss.py): backward makes the gradient of the
+    logits at once, from the probabilities and a -1 for each label that lies on this rank."""
+    t = b.tape
+
+    def token(name: str, size: int) -> Value:
+        return t.new(name, ONE, TOKENS, size)
+
+    largest = token("largest", FULL)
+    shifted = t.like(wide, "shifted")
+    powers = t.like(wide, "powers")
+    sums = token("sums", FULL)
+    del powers
+    logarithms = token("logarithms", FULL)
+    log = t.like(wide, "log_probabilities")
+    del shifted, largest, sums, logarithms
+    t.record([wide], log, [log], lambda g, *saved: (g,))
+    out = t.new("loss_sum", ONE, FIXED, FULL)
+    total = t.new("total_weight", ONE, FIXED, FULL)
+    meta = (log.dim, log.extent)
+
+    def backward(g: Value, *saved: Value) -> tuple[Value]:
+        places = [token("labels", LONG)]
+        ones = t.new("ones", *meta, FULL)
+        places += [token("own_labels", LONG), token("elsewhere", BOOL), token("updates", FULL), token("rows", LONG)]
+        places.append(token("loss_gradients", FULL))
+        powers = t.new("probabilities", *meta, FULL)
+        both = t.new("sum", *meta, FULL)
+        del powers
+        made = t.new("gradient", *meta, FULL)
+        del ones, both, places
+        return (made,)
+
+    t.record([log], out, [log, total], backward)
+    return out

@@ -43,8 +43,10 @@ def predicted(shape, plan):
         (EQUAL, {"seq": 256, "micro_batch": 3, "dp": 2}),
         (WIDE, {"seq": 1024, "micro_batch": 1, "dp": 64}),
         ((*WIDE, True), {"seq": 384, "micro_batch": 1, "dp": 4, "reshard_after_forward": False}),
+        (GROUPED, {"seq": 512, "micro_batch": 2, "dp": 4, "tp": 2}),
+        ((*WIDE, True), {"seq": 256, "micro_batch": 1, "dp": 8, "tp": 2}),
     ],
-    ids=["grouped", "qwen3", "equal", "wide", "qwen3-whole"],
+    ids=["grouped", "qwen3", "equal", "wide", "qwen3-whole", "tp", "qwen3-tp"],
 )
 def test_the_formula_is_the_traced_program_to_the_byte(shape, plan, recompute):
     from tests.measure.torchtitan_program import Shape, run
@@ -57,6 +59,7 @@ def test_the_formula_is_the_traced_program_to_the_byte(shape, plan, recompute):
         plan["dp"],
         recompute,
         plan.get("reshard_after_forward", True),
+        plan.get("tp", 1),
     )
     states = told.parameters_bytes + told.optimizer_bytes
     loss = 512  # the caller's

@@ -7,7 +7,9 @@ around the embedding, and around final norm and head together; the loss outside 
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import warnings
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -16,7 +18,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from measure.trace.cuda import cuda_choices
@@ -65,6 +78,9 @@ class Norm(nn.Module):
         self.weight = nn.Parameter(torch.empty(size))
 
     def forward(self, x):
+        if isinstance(x, DTensor):
+            y = _FusedRms.apply(x.to_local(), self.weight.to_local())
+            return DTensor.from_local(y, x.device_mesh, x.placements, run_check=False)
         return _FusedRms.apply(x, self.weight)
 
 
@@ -158,6 +174,26 @@ class Decoder(nn.Module):
         return self.head(hidden)
 
 
+def _divided(model, mesh):
+    """Tensor parallelism with the sequence divided between the blocks, and logits divided over the vocabulary."""
+    rows, columns = RowwiseParallel(output_layouts=Shard(1)), ColwiseParallel()
+    embedding = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
+    head = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)
+    parallelize_module(model, mesh, {"embedding": embedding, "norm": SequenceParallel(), "head": head})
+    plan = {
+        "attention_norm": SequenceParallel(),
+        "attention": PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)),
+        "feed_forward_norm": SequenceParallel(),
+        "feed_forward": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+        "attention.output": rows,
+        "feed_forward.down": rows,
+    }
+    plan |= {f"attention.{name}": columns for name in ("query", "key", "value")}
+    plan |= {f"feed_forward.{name}": columns for name in ("gate", "up")}
+    for block in model.layers:
+        parallelize_module(block, mesh, plan)
+
+
 def _selected():
     """Keep what costs most to make again, but only every second matmul, from the first."""
     matmuls = defaultdict(int)
@@ -187,6 +223,37 @@ def _prepared(model, mesh, recompute, reshard):
     fully_shard(model, **options)
 
 
+class _Recorder(Recorder):
+    """Looks away while DTensor asks fake tensors of the whole size for shapes, which takes no memory, and lets waiting for a
+    collective answer what it is given, as a device does; its description for fake tensors makes a copy."""
+
+    asking = False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops._c10d_functional.wait_tensor.default:
+            return args[0]
+        if self.asking:
+            return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    @contextlib.contextmanager
+    def looking_away(self):
+        ask = ShardingPropagator._propagate_tensor_meta_non_cached
+
+        def asked(propagator, schema):
+            self.asking, before = True, self.asking
+            try:
+                return ask(propagator, schema)
+            finally:
+                self.asking = before
+
+        ShardingPropagator._propagate_tensor_meta_non_cached = asked
+        try:
+            yield
+        finally:
+            ShardingPropagator._propagate_tensor_meta_non_cached = ask
+
+
 @dataclass
 class Seen:
     """Bytes of one step: the highest point of each phase, and what lives at the end of forward and before it."""
@@ -197,12 +264,31 @@ class Seen:
     after_backward: int
 
 
-def run(shape: Shape, batch: int, tokens: int, ranks: int, recompute: str, reshard: bool = True) -> Seen:
+def run(shape: Shape, batch: int, tokens: int, ranks: int, recompute: str, reshard: bool = True, tp: int = 1) -> Seen:
     """The second of two steps, every storage rounded up to 512 bytes."""
-    recorder = Recorder({}, 512, False)
-    with cuda_choices(), process_group(ranks) as mesh, FakeTensorMode(), recorder, recorder.resizes():
-        model = Decoder(shape, tokens)
-        _prepared(model, mesh, recompute, reshard)
+    recorder = _Recorder({}, 512, False)
+    divided = loss_parallel() if tp > 1 else contextlib.nullcontext()
+    with contextlib.ExitStack() as stack, warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", "FSDP2-wrapped module .* returned a view"
+        )  # of a DTensor, never written in place
+        stack.enter_context(cuda_choices())
+        stack.enter_context(process_group(ranks * tp))
+        mesh = init_device_mesh("cpu", (ranks, tp), mesh_dim_names=("shards", "tp"))
+        with torch.device("meta"):
+            model = Decoder(shape, tokens)
+        if tp > 1:
+            _divided(model, mesh["tp"])
+        _prepared(model, mesh["shards"], recompute, reshard)
+        for context in (
+            FakeTensorMode(allow_non_fake_inputs=True),
+            recorder,
+            recorder.resizes(),
+            recorder.looking_away(),
+            divided,
+        ):
+            stack.enter_context(context)
+        model.to_empty(device="cpu")
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         ids, labels = (torch.zeros((batch, tokens), dtype=torch.int64) for _ in range(2))
         for _ in range(2):
