@@ -62,6 +62,16 @@ PROGRAMS = {
         | {"num_key_value_heads": 4, "n_routed_experts": 8, "n_group": 2, "topk_group": 2}
         | {"first_k_dense_replace": 1, "n_shared_experts": 1},
     ),
+    "DbrxForCausalLM": (
+        "DbrxConfig",
+        {"d_model": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 128, "max_seq_len": 256}
+        | {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8}}
+        | {"ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2}},
+    ),
+    "ModernBertDecoderForCausalLM": (
+        "ModernBertDecoderConfig",
+        {key: _BASE[key] for key in _BASE if key != "num_key_value_heads"} | {"cls_token_id": 1, "sep_token_id": 2},
+    ),
     "Dots1ForCausalLM": (
         "Dots1Config",
         _WIDE | _EXPERTS | {"n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1},

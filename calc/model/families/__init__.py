@@ -20,6 +20,7 @@ from calc.model.families import (
     llama4,
     mimo,
     minimax,
+    mixed,
     mixtures,
     mllama,
     multimodal,
@@ -36,6 +37,6 @@ from calc.model.families.base import Family
 _MODULES = (
     *(decoders, dense, gpt, mixtures, sparse, latent, deepseek4, hybrid, linear),
     *(mimo, minimax, pruned, remote, gemma4, gemma3n, multimodal, llama4, mllama, vision, encoders, seq2seq),
-    *(hunyuan, shared, variants),
+    *(hunyuan, mixed, shared, variants),
 )
 FAMILIES: dict[str, Family] = {name: family for module in _MODULES for name, family in module.FAMILIES.items()}

@@ -69,7 +69,8 @@ def deepseek_v2(fields: Fields) -> ModelSpec:
 def deepseek_v32(fields: Fields) -> ModelSpec:
     """DeepSeek-V3.2: V3 with an indexer in every layer."""
     mixer = {"sparse": lambda: latent_attention(fields, indexer=indexer(fields))}
-    return _latent_moe(fields, mixer, ["sparse"] * num_layers(fields))
+    spec = _latent_moe(fields, mixer, ["sparse"] * num_layers(fields))
+    return prediction.with_prediction(spec, prediction.count(fields), copies=True)
 
 
 def glm_moe_dsa(fields: Fields) -> ModelSpec:

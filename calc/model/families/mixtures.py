@@ -1,4 +1,4 @@
-"""Mixtures of experts: Mixtral, Qwen MoE, gpt-oss."""
+"""Mixtures of experts: Mixtral, Qwen MoE, gpt-oss, DBRX."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from calc.errors import InputError
 from calc.model.families.base import Family
 from calc.model.families.common import (
     FULL_OR_SLIDING,
+    LAYER_NORM,
     assemble,
     attention,
     dropouts,
@@ -19,6 +20,7 @@ from calc.model.families.common import (
     uniform,
     window,
 )
+from calc.model.feed_forward import MoE, router
 from calc.model.fields import Fields
 from calc.model.spec import Layer, ModelSpec, Stack
 from calc.model.weights import Norm, dim
@@ -75,7 +77,34 @@ def gpt_oss(fields: Fields) -> ModelSpec:
     return assemble(fields, layers, final_norm=final, dropout=dropouts(fields, attention="attention_dropout"))
 
 
+def dbrx(fields: Fields) -> ModelSpec:
+    """DBRX: LayerNorms without bias, one projection for query, key and value; its sizes lie in two sections."""
+    given, forward = fields.section("attn_config"), fields.section("ffn_config")
+    count = fields.size("n_heads", "num_attention_heads")
+    fields.divides("n_heads", count, "d_model", hidden(fields))
+    kv = given.size("kv_n_heads")
+    fields.divides("attn_config.kv_n_heads", kv, "n_heads", count)
+    names = ("Wqkv", "Wqkv", "Wqkv", "out_proj")
+    mixer = attention(fields, sizes=(count, kv, hidden(fields) // count), modules=names)
+    experts, active = forward.size("moe_num_experts"), forward.size("moe_top_k")
+    if active > experts:
+        raise InputError.of("ffn_config.moe_top_k", active, f"it must be at most moe_num_experts ({experts})")
+    modules, width = ("w1", "v1", "w2"), forward.size("ffn_hidden_size")
+    expert = mlp(fields, width=width, letter="f_e", modules=modules, activation="silu")
+    routed = MoE(hidden(fields), experts, active, expert, router(hidden(fields), experts))
+    style = {**LAYER_NORM, "bias": False}
+    layers = uniform(fields, Layer("layer", mixer, routed, norms(fields, **style)))
+    given.ignore("clip_qkv", "attn_pdrop")
+    forward.ignore("hidden_size", "ffn_act_fn", "moe_jitter_eps", "moe_loss_weight", "moe_normalize_expert_weights")
+    forward.ignore("uniform_expert_assignment")
+    fields.ignore("num_key_value_heads")
+    places = {"residual": "resid_pdrop", "embedding": "emb_pdrop"}
+    final = Norm("weight", dim("h", hidden(fields)), **style)
+    return assemble(fields, layers, never_tied=True, final_norm=final, dropout=dropouts(fields, **places))
+
+
 FAMILIES = {
+    "DbrxForCausalLM": Family(dbrx, "dbrx"),
     "MixtralForCausalLM": Family(mixtral, "mixtral"),
     "Qwen3MoeForCausalLM": Family(qwen3_moe, "qwen3_moe"),
     "GptOssForCausalLM": Family(gpt_oss, "gpt_oss"),

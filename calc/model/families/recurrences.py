@@ -27,19 +27,33 @@ def _times(number: int, *dims: Dim) -> Dim:
 
 
 def gated_delta_net(
-    h: Dim, key_heads: Dim, value_heads: Dim, key_dim: Dim, value_dim: Dim, kernel: Dim, split: bool = True
+    h: Dim,
+    key_heads: Dim,
+    value_heads: Dim,
+    key_dim: Dim,
+    value_dim: Dim,
+    kernel: Dim,
+    split: bool = True,
+    apart: bool = False,
 ) -> Recurrence:
     """Gated delta net (arXiv 2412.06464): S <- a S + b k (v - S^T k)^T, o = S^T q. 7 FLOPs an element of the state.
 
-    `split` tells the projections' names: Qwen3.5 has four (in_proj_qkv, _z, _b, _a), Qwen3-Next two (in_proj_qkvz, _ba).
+    `split` tells the projections' names: Qwen3.5 has four (in_proj_qkv, _z, _b, _a), Qwen3-Next two (in_proj_qkvz, _ba). `apart`:
+    OLMo Hybrid has one for each part.
     """
     keys, values = key_heads * key_dim, value_heads * value_dim
     mixed = keys + keys + values
     names = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
     qkv, z, b, a = names if split else ("in_proj_qkvz", "in_proj_qkvz", "in_proj_ba", "in_proj_ba")
     state = value_heads * key_dim * value_dim
+    inputs = linear("query_key_value", qkv, mixed, h, Split.OUTPUT)
+    output = "out_proj"
+    if apart:
+        z, b, a, output = "g_proj", "b_proj", "a_proj", "o_proj"
+        sizes = (("query", "q_proj", keys), ("key", "k_proj", keys), ("value", "v_proj", values))
+        inputs = tuple(weight for part in sizes for weight in linear(*part, h, Split.OUTPUT))
     weights = (
-        *linear("query_key_value", qkv, mixed, h, Split.OUTPUT),
+        *inputs,
         *linear("gate", z, values, h, Split.OUTPUT),
         *linear("beta", b, value_heads, h, Split.OUTPUT),
         *linear("decay", a, value_heads, h, Split.OUTPUT),
@@ -47,7 +61,7 @@ def gated_delta_net(
         Weight("decay_bias", (value_heads,)),
         Weight("decay_rate", (value_heads,)),
         *Norm("norm", value_dim).weights,
-        *linear("output", "out_proj", h, values, Split.INPUT),
+        *linear("output", output, h, values, Split.INPUT),
     )
     states = (conv_state(mixed, kernel), State("delta_state", state, "fp32", Split.OUTPUT))
     flops = _times(7, state) + _times(2, kernel, mixed)
@@ -163,8 +177,11 @@ def rg_lru(h: Dim, width: Dim, blocks: Dim, kernel: Dim) -> Recurrence:
     return Recurrence("recurrence", weights, states, flops, _times(6, width))
 
 
-def kimi_delta(h: Dim, heads: Dim, head_dim: Dim, kernel: Dim) -> Recurrence:
-    """Kimi delta attention (arXiv 2510.26692): the gated delta rule with one decay a channel. 7 FLOPs an element of the state."""
+def kimi_delta(h: Dim, heads: Dim, head_dim: Dim, kernel: Dim, narrow: bool = True) -> Recurrence:
+    """Kimi delta attention (arXiv 2510.26692): the gated delta rule with one decay a channel. 7 FLOPs an element of the state.
+
+    `narrow`: decay and output gate come through a width of `head_dim`, as Kimi's own; else from whole projections.
+    """
     inner = heads * head_dim
     mixed = _times(3, inner)
     state = heads * head_dim * head_dim
@@ -173,19 +190,25 @@ def kimi_delta(h: Dim, heads: Dim, head_dim: Dim, kernel: Dim) -> Recurrence:
         *linear("key", "k_proj", inner, h, Split.OUTPUT),
         *linear("value", "v_proj", inner, h, Split.OUTPUT),
         *_conv(mixed, kernel, bias=False),
-        *linear("decay_down", "f_a_proj", head_dim, h),
-        *linear("decay_up", "f_b_proj", inner, head_dim, Split.OUTPUT),
+        *_narrow("decay", "f", inner, h, head_dim, narrow),
         Weight("decay_bias", (inner,)),
         Weight("decay_rate", (heads,)),
         *linear("beta", "b_proj", heads, h, Split.OUTPUT),
-        *linear("gate_down", "g_a_proj", head_dim, h),
-        *linear("gate_up", "g_b_proj", inner, head_dim, Split.OUTPUT),
+        *_narrow("gate", "g", inner, h, head_dim, narrow),
         *Norm("norm", head_dim).weights,
         *linear("output", "o_proj", h, inner, Split.INPUT),
     )
     states = (conv_state(mixed, kernel), State("delta_state", state, "fp32", Split.OUTPUT))
     flops = _times(7, state) + _times(2, kernel, mixed)
     return Recurrence("delta_net", weights, states, flops, mixed + mixed + inner + inner + heads)
+
+
+def _narrow(name: str, letter: str, output: Dim, inputs: Dim, width: Dim, narrow: bool) -> tuple[Weight, ...]:
+    """A projection in two steps through `width`, or a whole one."""
+    if not narrow:
+        return linear(name, f"{letter}_proj", output, inputs, Split.OUTPUT)
+    down = linear(f"{name}_down", f"{letter}_a_proj", width, inputs)
+    return (*down, *linear(f"{name}_up", f"{letter}_b_proj", output, width, Split.OUTPUT))
 
 
 def lightning(h: Dim, heads: Dim, head_dim: Dim) -> Recurrence:

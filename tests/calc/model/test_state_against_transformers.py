@@ -59,9 +59,18 @@ MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4}
 WIDE = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96, "global_head_dim": 16, "sliding_window": 32}
 NEMOTRON = {"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 4, "n_groups": 1}
 KIMI = {"q_lora_rank": None, "linear_head_dim": 8, "linear_num_heads": 4, "mlp_layer_types": ["dense"] + ["sparse"] * 3}
-LONGCAT = {"num_layers": 2, "num_hidden_layers": None, "zero_expert_num": 2, "head_dim": 4, "intermediate_size": None}
+LONGCAT: dict[str, Any] = {
+    "num_layers": 2,
+    "num_hidden_layers": None,
+    "zero_expert_num": 2,
+    "head_dim": 4,
+    "intermediate_size": None,
+}
 LONGCAT |= {"ffn_hidden_size": 48, "moe_topk": 2, "expert_ffn_hidden_size": 16, "moe_intermediate_size": None}
-XLSTM = dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size"))
+DBRX: dict[str, Any] = dict.fromkeys(key for key in SIZES if key != "vocab_size" and not key.endswith("_token_id"))
+DBRX |= {"d_model": 32, "n_heads": 4, "n_layers": 4, "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8}}
+DBRX |= {"ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2}}
+XLSTM: dict[str, Any] = dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size"))
 XLSTM |= {"max_position_embeddings": None, "num_heads": 2, "hidden_size": 128}
 ZAMBA = {
     "head_dim": None,
@@ -117,6 +126,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "FalconH1ForCausalLM": MAMBA2 | {"mamba_d_ssm": 64},
     "Dots1ForCausalLM": EXPERTS | {"sliding_window": None},
     "Lfm2MoeForCausalLM": EXPERTS | {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
+    "DbrxForCausalLM": DBRX,
+    "DogeForCausalLM": {},
+    "ModernBertDecoderForCausalLM": {"num_key_value_heads": None, "head_dim": None, "local_attention": 32},
+    "OlmoHybridForCausalLM": DELTA,
+    "BailingHybridForCausalLM": EXPERTS | LATENT | {"q_lora_rank": None, "head_dim": 8, "layer_group_size": 2},
+    "Lfm3ForCausalLM": {"layer_types": ["conv", "full_attention", "conv", "sliding_attention"], "sliding_window": 32},
     "LongcatFlashForCausalLM": EXPERTS | LATENT | LONGCAT,
     "xLSTMForCausalLM": XLSTM,
     "ZambaForCausalLM": ZAMBA | {"n_mamba_heads": 2},

@@ -51,6 +51,37 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Zamba2ForCausalLM",
         {"num_mem_blocks": 3, "num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "mamba"]},
     ),
+    "dbrx": (
+        "DbrxForCausalLM",
+        {"d_model": 6144, "n_heads": 48, "n_layers": 40, "max_seq_len": 32_768, "vocab_size": 100_352}
+        | {"attn_config": {"clip_qkv": 8, "kv_n_heads": 8, "rope_theta": 500_000}}
+        | {"ffn_config": {"ffn_hidden_size": 10_752, "moe_num_experts": 16, "moe_top_k": 4}},
+    ),
+    "doge with biases": (
+        "DogeForCausalLM",
+        {"num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "ettin-decoder-1b": (
+        "ModernBertDecoderForCausalLM",
+        {"hidden_size": 1792, "intermediate_size": 3840, "num_hidden_layers": 28, "num_attention_heads": 28},
+    ),
+    "modernbert decoder with biases": (
+        "ModernBertDecoderForCausalLM",
+        {"norm_bias": True, "attention_bias": True, "mlp_bias": True, "decoder_bias": False, "classifier_bias": True},
+    ),
+    "olmo hybrid, other heads": (
+        "OlmoHybridForCausalLM",
+        {"hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 4, "num_hidden_layers": 3}
+        | {"linear_num_key_heads": 8, "linear_num_value_heads": 16, "attention_bias": True},
+    ),
+    "ring with low-rank queries": (
+        "BailingHybridForCausalLM",
+        {"q_lora_rank": 512, "num_hidden_layers": 12, "layer_group_size": 4, "first_k_dense_replace": 1},
+    ),
+    "lfm3, plain": (
+        "Lfm3ForCausalLM",
+        {"use_sandwich_norm": False, "use_attention_gate": False, "conv_bias": True, "attention_bias": True},
+    ),
     "dots.llm1": (
         "Dots1ForCausalLM",
         {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2, "first_k_dense_replace": 1},
@@ -105,6 +136,11 @@ def test_longcat_flash_is_as_large_and_at_most_as_active_as_its_paper_says():
     assert answer.total == 560_664_958_976  # "560B", arXiv 2509.01322
     assert answer.active_without_embedding == 31_377_348_608  # "18.6B to 31.3B", by the zero experts chosen
     assert any("zero experts" in text for text in answer.spec.assumptions)
+
+
+def test_dbrx_is_as_large_and_as_active_as_its_makers_say():
+    answer = parameters(from_config(_config(*VARIANTS["dbrx"])))
+    assert (answer.total, answer.active) == (131_596_523_520, 36_469_708_800)  # "132B total, 36B active"
 
 
 def test_a_shared_block_is_held_once_computed_and_read_at_each_use():
