@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from calc.errors import InputError
+from calc.model.families import prediction
 from calc.model.families.base import Family
 from calc.model.families.common import assemble, dropouts, hidden, mlp, moe, norms, num_layers
 from calc.model.fields import Fields
@@ -114,24 +117,36 @@ def deepseek_v4(fields: Fields) -> ModelSpec:
     )
     feed_forward = moe(fields, width=("moe_intermediate_size", "intermediate_size"), shared=one)
     present = list(dict.fromkeys(kinds))
-    layers = tuple(
-        Layer(kind, _mixer(fields, kind), feed_forward, norms(fields, style="wide"), extra=_streams(fields, streams))
-        for kind in present
-    )
+
+    def layer(kind: str) -> Layer:
+        norm = norms(fields, style="wide")
+        return Layer(kind, _mixer(fields, kind), feed_forward, norm, extra=_streams(fields, streams))
+
     n, h = dim("n", streams), dim("h", hidden(fields))
     collapse = Part(
         "stream_head", (Weight("mixer", (n, n * h), matmul=True), Weight("base", (n,)), Weight("scale", (dim("1", 1),)))
     )
     fields.ignore("num_key_value_heads", "qk_rope_head_dim", "num_nextn_predict_layers", "compress_rope_theta")
+    last = layer(_prediction_kind(fields, len(kinds)))  # it collapses the streams for itself
     fields.ignore("hc_sinkhorn_iters", "hc_eps", "num_hash_layers", "mlp_layer_types", "swiglu_limit", "expert_dtype")
     fields.ignore("attention_bias")
-    return assemble(
+    spec = assemble(
         fields,
-        Stack(layers, tuple(present.index(kind) for kind in kinds)),
+        Stack(tuple(map(layer, present)), tuple(present.index(kind) for kind in kinds)),
         final_norm=Norm("weight", h, style="wide"),
         other=(collapse,),
         dropout=dropouts(fields, attention="attention_dropout"),
     )
+    return prediction.with_prediction(spec, prediction.count(fields), replace(last, extra=(*last.extra, collapse)))
+
+
+def _prediction_kind(fields: Fields, count: int) -> str:
+    """The kind of the prediction layer: what `compress_ratios` says after the model's own layers, else a window."""
+    ratios = fields.items("compress_ratios") or []
+    after = ratios[count] if len(ratios) > count else 0
+    if isinstance(after, bool) or not isinstance(after, int) or after not in _RATIO:
+        raise InputError.of("compress_ratios", after, "each must be 0, 4 or 128")
+    return _RATIO[after]
 
 
 FAMILIES = {"DeepseekV4ForCausalLM": Family(deepseek_v4, "deepseek_v4")}

@@ -222,13 +222,28 @@ def nemotron_h(fields: Fields) -> ModelSpec:
         "moe": lambda: Layer("moe", None, _nemotron_moe(fields), norm),
     }
     layers = patterned(kinds, _nemotron_kinds(fields))
+    predicting = _nemotron_prediction(fields)
     fields.ignore(
         "intermediate_size", "n_shared_experts", "moe_shared_expert_overlap", "num_logits_to_keep", "mlp_bias"
     )
     fields.ignore("attention_bias")  # the class has it and does not read it
     fields.ignore("residual_in_fp32", "rescale_prenorm_residual", "num_nextn_predict_layers", "mtp_layers_block_type")
     fields.ignore("mtp_hybrid_override_pattern", "time_step_limit", "time_step_floor", "time_step_max", "time_step_min")
-    return assemble(fields, layers, never_tied=True, dropout=dropouts(fields, **_DROPOUT))
+    spec = assemble(fields, layers, never_tied=True, dropout=dropouts(fields, **_DROPOUT))
+    return prediction.with_blocks(spec, [kinds[kind]() for kind in predicting]) if predicting else spec
+
+
+def _nemotron_prediction(fields: Fields) -> list[str]:
+    """The kinds of layer in one step of multi-token prediction; none where the checkpoint holds none."""
+    types, letters = fields.items("mtp_layers_block_type"), fields.data.get("mtp_hybrid_override_pattern")
+    if not (steps := prediction.count(fields)):
+        return []
+    found: list[Any] = types if types is not None else list(letters) if isinstance(letters, str) else []
+    if steps != 1 or not found or not all(isinstance(kind, str) and kind in _NEMOTRON for kind in found):
+        raise InputError.of(
+            "num_nextn_predict_layers", steps, "only one, whose layers mtp_layers_block_type names, is understood"
+        )
+    return [_NEMOTRON[kind] for kind in found]
 
 
 def bamba(fields: Fields) -> ModelSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from calc.errors import InputError
+from calc.model.families import prediction
 from calc.model.families.base import Family
 from calc.model.families.common import (
     FULL_OR_SLIDING,
@@ -20,7 +21,7 @@ from calc.model.families.common import (
 from calc.model.families.sparse import first_dense
 from calc.model.fields import Fields
 from calc.model.mixers import Attention
-from calc.model.spec import ModelSpec
+from calc.model.spec import Layer, ModelSpec
 
 
 def mimo_v2_flash(fields: Fields) -> ModelSpec:
@@ -63,7 +64,10 @@ def mimo_v2_flash(fields: Fields) -> ModelSpec:
     fields.ignore(
         "attention_chunk_size", "swa_rope_theta", "attention_value_scale", "n_shared_experts", "intermediate_size"
     )
-    return assemble(fields, layers, dropout=dropouts(fields, attention="attention_dropout"))
+    spec = assemble(fields, layers, dropout=dropouts(fields, attention="attention_dropout"))
+    # its config does not tell of the three dense layers with a window that its checkpoint holds for prediction
+    steps = fields.size("num_nextn_predict_layers", default=3, low=0, high=64)
+    return prediction.with_prediction(spec, steps, Layer("layer", mixer(size), mlp(fields), norms(fields)))
 
 
 def _check_swa(fields: Fields, count: int, kv: int, head_dim: int) -> None:

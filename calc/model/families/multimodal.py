@@ -15,6 +15,7 @@ from calc.model.families.common import LAYER_NORM, hidden, storage_dtype
 from calc.model.families.rotary_towers import glm4v_tower, kimi_tower, pixtral_tower, qwen2_5_tower, qwen2_tower
 from calc.model.families.towers import clip_tower, gemma4_tower, internvl_tower, qwen_tower, siglip_tower
 from calc.model.fields import Fields
+from calc.model.mixers import Attention
 from calc.model.spec import ModelSpec, Tower
 from calc.model.weights import Dim, Norm, Part, Weight, dim, linear
 
@@ -93,7 +94,7 @@ def llava_like(
             defaults = class_defaults()[vision_class][""]
             tower = tower_of(fields.section("vision_config", defaults=defaults))
         mixer = tower.stack.kinds[0].mixer
-        assert mixer is not None  # every encoder's layer attends
+        assert isinstance(mixer, Attention)  # every encoder's layer attends
         h = dim("h", hidden(text))
         parts = [*tower.parts, Part("projector", projector(fields, h, dim("h_v", mixer.hidden_size)))]
         if newline:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from calc.model.fields import Fields
@@ -33,3 +34,16 @@ def with_prediction(
     norms = (*like.norms, *(replace(like.norms[0], name=name) for name in _NORMS))
     made = replace(like, kind="layer", norms=norms, extra=(*like.extra, *extra))
     return replace(spec, towers=(*spec.towers, Tower("prediction", Stack((made,), (0,) * layers), in_total=in_total)))
+
+
+def with_blocks(spec: ModelSpec, blocks: Sequence[Layer]) -> ModelSpec:
+    """The model with one step of prediction made of several layers (Nemotron 3): the first joins the token and the hidden state,
+    the last ends in a norm; embedding and head are the model's own. The checkpoint holds them, the class does not build them."""
+    h = dim("h", spec.hidden_size)
+    token, before, last = (replace(blocks[0].norms[0], name=name) for name in _NORMS)
+    joined = (*linear("input", "eh_proj", h, dim("2", 2) * h), *token.weights, *before.weights)
+    made = list(blocks)
+    made[0] = replace(made[0], extra=(*made[0].extra, Part("projection", joined)))
+    made[-1] = replace(made[-1], norms=(*made[-1].norms, last))
+    tower = Tower("prediction", Stack(tuple(made), tuple(range(len(made)))), in_total=False)
+    return replace(spec, towers=(*spec.towers, tower))

@@ -9,6 +9,7 @@ from calc.model.families.common import LAYER_NORM, storage_dtype, uniform
 from calc.model.families.rotary_towers import pixtral_tower
 from calc.model.families.towers import CLIP, clip_tower, patches, siglip_tower, vit_layer
 from calc.model.fields import Fields
+from calc.model.mixers import Attention
 from calc.model.spec import ModelSpec, Tower
 from calc.model.weights import Norm, Part, Split, Weight, dim, linear
 
@@ -74,7 +75,7 @@ def siglip(fields: Fields) -> ModelSpec:
 def _pictures(fields: Fields, tower: Tower, *other: Part) -> ModelSpec:
     """An encoder of pictures as a model of its own: no vocabulary, no positions in a text."""
     mixer = tower.stack.kinds[0].mixer
-    assert mixer is not None  # every encoder's layer attends
+    assert isinstance(mixer, Attention)  # every encoder's layer attends
     return ModelSpec(
         name="",
         architecture="",

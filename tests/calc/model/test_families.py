@@ -71,6 +71,8 @@ def test_a_hub_total_that_needs_no_explanation_is_the_count():
 HELD_BESIDE = {
     "deepseek-r1": 256 * 59 + 41_540_496,
     "deepseek-v3": 256 * 59 + 41_540_496,
+    "deepseek-v3.2": 256 * 59,
+    "mimo-v2-flash": 256 * 47 + 18_717_312,
     "glm-4.5": 160 * 90,
     "glm-4.5-air": 128 * 46,
     "glm-5": 256 * 76,
@@ -125,6 +127,48 @@ def test_the_scales_of_deepseek_are_one_for_each_block_of_128_by_128():
                 sizes = [[dim.size for dim in weight.shape] for weight in part.weights]
                 total += count * part.copies * sum(-(-s[0] // 128) * -(-s[1] // 128) for s in sizes if len(s) == 2)
     assert total == 41_540_496
+
+
+def test_the_scales_of_mimo_are_one_for_each_block_in_each_of_its_joined_projections_four_shards():
+    spec = load("mimo-v2-flash")
+    (predicting,) = spec.towers[0].stack.kinds
+    rows = [*zip(spec.layers.kinds, spec.layers.counts, strict=True), (predicting, len(spec.towers[0].stack))]
+    total = 0
+    for layer, count in rows:
+        mixer, h = layer.mixer, -(-spec.hidden_size // 128)
+        wide = (mixer.num_attention_heads + mixer.num_key_value_heads) * mixer.head_dim
+        shard = (wide + mixer.num_key_value_heads * mixer.v_head_dim) // 4
+        total += count * 4 * -(-shard // 128) * h
+        for part in layer.feed_forward.parts:
+            sizes = [[-(-side.size // 128) for side in weight.shape] for weight in part.weights]
+            total += count * part.copies * sum(a * b for a, b in sizes) if part.name in ("mlp", "experts") else 0
+    assert total == 18_717_312
+
+
+# Prediction layers of checkpoints without a published total that could hold them: what loaders of their files name and size
+def test_the_prediction_layer_of_deepseek_v4_is_a_window_layer_with_two_projections_and_its_own_streams_head():
+    spec = load("deepseek-v4-flash-fp8")
+    h, n = spec.hidden_size, 4
+    (layer,) = spec.towers[0].stack.kinds
+    own = sum(part.parameters for part in layer.parts if part.name in ("projection", "stream_head"))
+    assert own == 2 * h * h + n * n * h + n + 1  # mtp.0.e_proj, h_proj; hc_head_fn, hc_head_base, hc_head_scale
+    assert {weight.name for part in layer.parts for weight in part.weights} >= {
+        "token_norm",
+        "hidden_norm",
+        "final_norm",
+    }
+    assert layer.mixer.compress == 0
+    assert layer.mixer.indexer is None
+
+
+def test_the_prediction_layers_of_nemotron_3_are_attention_and_experts():
+    spec = load("nvidia-nemotron-3-ultra-550b-a55b-bf16")
+    first, second = spec.towers[0].stack.kinds
+    h = spec.hidden_size
+    kinds = {kind.kind: kind for kind in spec.layers.kinds}
+    parameters_of = lambda layer: sum(part.parameters for part in layer.parts)  # noqa: E731
+    assert parameters_of(first) == parameters_of(kinds["attention"]) + 2 * h * h + 2 * h  # eh_proj, enorm, hnorm
+    assert parameters_of(second) == parameters_of(kinds["moe"]) + h  # final_layernorm
 
 
 JUNK = st.one_of(
