@@ -8,7 +8,7 @@ PIP := $(PY) -m pip --disable-pip-version-check install
 SELF := $(MAKE)
 MARK := ^\# --- measuring and testing
 
-.PHONY: help run test check bench picture resolve
+.PHONY: help run test check bench bench-gpu picture resolve
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo "make test     run every test (needs Chromium, see the README)"
 	@echo "make check    ruff, formatting, mypy --strict"
 	@echo "make bench    print speed and size against their targets"
+	@echo "make bench-gpu  time Triton's kernels beside the vendor's, where there is a GPU"
 	@echo "make picture  take the README's picture again"
 	@echo "make resolve  check that PyPI's CUDA build of torch and a CPU build both satisfy requirements.txt"
 
@@ -39,6 +40,9 @@ check: $(VENV)/.measuring-ready
 
 bench: $(VENV)/.measuring-ready
 	$(PY) -m tests.bench
+
+bench-gpu: $(VENV)/.measuring-ready
+	@$(PY) -m tests.bench_gpu
 
 picture: $(VENV)/.measuring-ready
 	$(PY) -m tests.pages.picture

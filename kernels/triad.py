@@ -28,12 +28,19 @@ def triad(a: Tensor, b: Tensor, scale: float) -> Tensor:
     a and b: one shape, bf16, fp16 or fp32, contiguous. ValueError when they are not.
     """
     check("a", a, dtypes=DTYPES)
-    check("b", b, shape=tuple(a.shape), dtypes=(a.dtype,), like=("a", a))
     out = torch.empty_like(a)
+    triad_into(out, a, b, scale)
+    return out
+
+
+def triad_into(out: Tensor, a: Tensor, b: Tensor, scale: float) -> None:
+    """out[:] = a + scale·b, for an `out` of the same shape and dtype; else as `triad`."""
+    check("a", a, dtypes=DTYPES)
+    for name, x in (("b", b), ("out", out)):
+        check(name, x, shape=tuple(a.shape), dtypes=(a.dtype,), like=("a", a))
     n = a.numel()
     if n:
         _triad[lambda config: (triton.cdiv(n, config["BLOCK"]),)](a, b, out, scale, n)
-    return out
 
 
 def reference(a: Tensor, b: Tensor, scale: float) -> Tensor:

@@ -44,7 +44,7 @@ def _ask() -> None:
     measured.about(plan)
     refused = measuring.refusal(st.context.headers, st.context.ip_address)
     if st.button("Run", type="primary", icon=":material/play_arrow:", disabled=bool(refused), help=refused or None):
-        measuring.start(plan, model=model)
+        measured.begin(plan, model)
     if refused:
         st.caption(plain(refused))
     st.caption("The same on the command line:")

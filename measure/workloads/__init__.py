@@ -165,6 +165,13 @@ _TABLE = (
         4.0,
     ),
     Workload(
+        "fused-kernels",
+        "bytes that softmax, norms, SwiGLU, RoPE, cross-entropy, AdamW and quantised weights move over the memory's bandwidth",
+        "any device; Triton's kernels need a GPU",
+        _later("fused"),
+        3.0,
+    ),
+    Workload(
         "pcie",
         "bytes over the link between host and GPU, each way, against the data sheet",
         "a GPU",

@@ -18,8 +18,8 @@ from calc.records import Measured
 from kernels.standard_attention import standard_attention
 from measure.timing import time_call
 from measure.workloads import Setting
-from measure.workloads.cases import Case, each
-from measure.workloads.kernel_rows import Roofs, intensity_row, measured_roofs, rate_row, sheet_roofs, time_row
+from measure.workloads.cases import Case, each, timed_size
+from measure.workloads.kernel_rows import intensity_row, measured_roofs, rate_row, sheet_roofs, time_row
 
 # sequences, heads, head size
 _SIZES: Final = {"small": ((128, 256, 512), 4, 64), "medium": ((1024, 2048, 4096, 8192), 16, 128)}
@@ -29,7 +29,8 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def run(setting: Setting) -> Iterator[Measured]:
-    """For each s: `kept/...`, `time/...`, `rate/...` of both, without a mask; on a GPU `peak/...` too."""
+    """For each s: `kept/...`, `time/...`, `rate/...` of both, forward and backward, without a mask; on a GPU `peak/...` too."""
+    setting = timed_size(setting)
     lengths, heads, head = _SIZES[setting.size]
     cases = [Case(f"s = {s}", lambda divisor, s=s: _at(setting, s // divisor, heads, head)) for s in lengths]  # type: ignore[misc]
     return each(setting, cases)
@@ -40,15 +41,17 @@ def _at(setting: Setting, s: int, heads: int, head: int) -> Iterator[Measured]:
     torch.manual_seed(0)
     qkv = [torch.randn(1, heads, s, head, dtype=_DTYPE, device=device, requires_grad=True) for _ in range(3)]
     reached, sheet = measured_roofs(setting.device, _DTYPE), sheet_roofs(setting.device, _DTYPE)
-    flops = 4 * heads * s * s * head
     for name, attention in _kinds(setting).items():
         kind = name.partition("/")[0]
         yield Measured("", f"kept/{name}", kept_bytes(kind, s, heads, head), _kept(attention, qkv), "bytes")
         if device.type == "cuda":
             yield Measured("", f"peak/{name}", peak_bytes(kind, s, heads, head), _peak(attention, qkv), "bytes")
-        yield from _speed(
-            name, partial(attention, *qkv), flops, moved_bytes(kind, s, heads, head), device, reached, sheet
-        )
+        for way, call in (("", _forward(attention, qkv)), ("/backward", _backward(attention, qkv))):
+            flops = round(4 * heads * s * s * head * (2.5 if way else 1))
+            times = time_call(call, device, seconds=0.2)
+            yield time_row(f"{name}{way}", times, reached.seconds(flops, moved_bytes(kind + way, s, heads, head)))
+            yield rate_row(f"{name}{way}", times, flops, sheet.flops)
+            yield intensity_row(f"{name}{way}", flops, moved_bytes(kind + way, s, heads, head))
 
 
 def _kinds(setting: Setting) -> Mapping[str, Attention]:
@@ -63,14 +66,15 @@ def _kinds(setting: Setting) -> Mapping[str, Attention]:
     return kinds | {"flash/triton": flash_attention}
 
 
-def _speed(
-    name: str, call: Callable[[], Tensor], flops: int, nbytes: int, device: torch.device, reached: Roofs, sheet: Roofs
-) -> Iterator[Measured]:
-    with torch.no_grad():
-        times = time_call(call, device, seconds=0.2)
-    yield time_row(name, times, reached.seconds(flops, nbytes))
-    yield rate_row(name, times, flops, sheet.flops)
-    yield intensity_row(name, flops, nbytes)
+def _forward(attention: Attention, qkv: list[Tensor]) -> Callable[[], object]:
+    """The forward pass alone: nothing is kept."""
+    return partial(attention, *(x.detach() for x in qkv))
+
+
+def _backward(attention: Attention, qkv: list[Tensor]) -> Callable[[], object]:
+    """The backward pass alone, again and again over one forward pass."""
+    out = attention(*qkv)
+    return partial(torch.autograd.grad, out, qkv, torch.ones_like(out), retain_graph=True)
 
 
 def kept_bytes(kind: str, s: int, heads: int, head: int) -> int:
@@ -86,9 +90,15 @@ def peak_bytes(kind: str, s: int, heads: int, head: int) -> int:
 
 
 def moved_bytes(kind: str, s: int, heads: int, head: int) -> int:
-    """Bytes over the bus: inputs and output once; standard attention writes and reads the scores, scaled, and their softmax."""
-    once = 4 * 2 * heads * s * head
-    return once + (6 * 2 * heads * s * s if kind == "standard" else 4 * heads * s)
+    """Bytes over the bus. Forward: inputs and output once; standard attention writes and reads the scores, scaled, and their softmax.
+
+    Backward: q, k, v, out and its gradient in, three gradients out; standard attention reads the probabilities twice, and writes
+    and reads their gradient, the scores', and that scaled back (which two products read).
+    """
+    name, _, way = kind.partition("/")
+    tensors, passes = (8, 9) if way else (4, 6)
+    once = tensors * 2 * heads * s * head
+    return once + (passes * 2 * heads * s * s if name == "standard" else 4 * heads * s)
 
 
 def _kept(attention: Attention, qkv: list[Tensor]) -> int:

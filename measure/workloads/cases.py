@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from calc.breakdown import Breakdown, compare
@@ -63,6 +63,11 @@ def paired(predicted: Breakdown, observed: Breakdown) -> Iterator[Measured]:
     """Two breakdowns as rows by path, the total of both last; what only one side has stays visible."""
     for pair in compare(predicted, observed):
         yield Measured("", pair.path, pair.predicted, pair.observed, predicted.unit)
+
+
+def timed_size(setting: Setting) -> Setting:
+    """The setting for what is timed: on a GPU never the small size, which its caches hold and its launches outlast."""
+    return setting if setting.device.kind == "cpu" else replace(setting, size="medium")
 
 
 def needs_gpu(setting: Setting, workload: str) -> None:

@@ -15,7 +15,7 @@ from calc.records import Measured
 from calc.training import TrainingPlan
 from measure.timing import Spread, time_call
 from measure.workloads import Setting
-from measure.workloads.cases import Case, each
+from measure.workloads.cases import Case, each, timed_size
 from measure.workloads.kernel_rows import measured_roofs, sheet_roofs, time_row
 from measure.workloads.models import config_of, name_of, two_depths, with_depth
 from measure.workloads.steps import Program, options_of
@@ -25,6 +25,7 @@ _SEQ: Final = {"small": 256, "medium": 2048}
 
 def run(setting: Setting) -> Iterator[Measured]:
     """`FLOPs`, `6ND over FLOPs`, `time/step` and `MFU` of forward and backward."""
+    setting = timed_size(setting)
     return each(setting, [Case(name_of(setting), partial(_counted, setting))])
 
 

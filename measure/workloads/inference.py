@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, Final
+from importlib import import_module
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from measure.timing import time_call
 from measure.trace import TraceOptions
 from measure.trace.model import build, quiet
 from measure.workloads import Setting
-from measure.workloads.cases import Case, each
+from measure.workloads.cases import Case, each, timed_size
 from measure.workloads.kernel_rows import bandwidth_row, intensity_row, measured_roofs, sheet_roofs, time_row
 from measure.workloads.models import config_of, name_of, two_depths, with_depth
 
@@ -109,49 +110,99 @@ def _as_reached(setting: Setting, dtype: torch.dtype) -> Gpu:
     return custom_gpu(setting.device.memory_bytes / 2**30, reached.flops / TB, reached.bandwidth / GB)
 
 
+_LATENT, _ROTARY, _LATENT_SCALE = 512, 64, 192**-0.5  # DeepSeek-V3's
 # sequences, tokens of each, query heads, KV heads, head size
 _DECODES: Final = {"small": (4, 1024, 8, 2, 64), "medium": (32, 4096, 32, 8, 128)}
 
 
 def paged_decode(setting: Setting) -> Iterator[Measured]:
     """`bandwidth/...` of one query a sequence over a cache in blocks: the bytes of the keys and values over its time."""
+    setting = timed_size(setting)
+    return each(setting, [Case(title, partial(_decodes, setting, made)) for title, made in paged(setting)])
+
+
+class Decode(NamedTuple):
+    """A cache in blocks that is there, what one step over it takes, and the programs that make it."""
+
+    blocks_bytes: int  # by formula
+    held: int
+    flops: int
+    nbytes: int
+    programs: Mapping[str, Callable[[], Tensor]]
+
+
+def paged(setting: Setting) -> Iterator[tuple[str, Callable[[int], Decode]]]:
+    """What is decoded at the setting's size: a title, and what makes it with the length divided by a number."""
     sequences, length, *sizes = _DECODES[setting.size]
-    case = Case(
-        f"{sequences} sequences of {length} tokens",
-        lambda divisor: _decodes(setting, sequences, length // divisor, *sizes),
-    )
-    return each(setting, [case])
+    title = f"{sequences} sequences of {length} tokens"
+    yield title, lambda divisor: _grouped(setting, sequences, length // divisor, *sizes)
+    latents = f"{title}, latents of {_LATENT} + {_ROTARY}"
+    yield latents, lambda divisor: _latents(setting, sequences, length // divisor, sizes[0])
 
 
-def _decodes(setting: Setting, sequences: int, length: int, heads: int, kv_heads: int, head: int) -> Iterator[Measured]:
+def _decodes(setting: Setting, make: Callable[[int], Decode], divisor: int) -> Iterator[Measured]:
+    found, dtype = make(divisor), torch.bfloat16
+    yield Measured("", "cache blocks", found.blocks_bytes, found.held, "bytes")
+    roof = sheet_roofs(setting.device, dtype).bandwidth
+    for name, decode in found.programs.items():
+        times = time_call(decode, torch.device(setting.device.name), seconds=0.3)
+        yield time_row(name, times, measured_roofs(setting.device, dtype).seconds(found.flops, found.nbytes))
+        yield bandwidth_row(name, times, found.nbytes, roof)
+        yield intensity_row(name, found.flops, found.nbytes)
+
+
+def _blocks(setting: Setting, sequences: int, length: int, *row: int) -> tuple[Callable[[], Tensor], Tensor, Tensor]:
+    """A maker of caches whose tokens have that shape, and the table and lengths of so many sequences over them."""
     torch.manual_seed(0)
-    device, dtype = torch.device(setting.device.name), torch.bfloat16
+    device = torch.device(setting.device.name)
     blocks = ceil_div(length, _BLOCK)
-    shape = (sequences * blocks, _BLOCK, kv_heads, head)
-    keys, values = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
-    query = torch.randn(sequences, heads, head, device=device).to(dtype)
     table = torch.randperm(sequences * blocks, device=device).view(sequences, blocks).to(torch.int32)
     lengths = torch.full((sequences,), length, dtype=torch.int32, device=device)
-    per_token = 2 * kv_heads * head * dtype.itemsize
-    yield Measured("", "cache blocks", sequences * blocks * _BLOCK * per_token, keys.nbytes + values.nbytes, "bytes")
+
+    def cache() -> Tensor:
+        return torch.randn(sequences * blocks, _BLOCK, *row, device=device).to(torch.bfloat16)
+
+    return cache, table, lengths
+
+
+def _grouped(setting: Setting, sequences: int, length: int, heads: int, kv_heads: int, head: int) -> Decode:
+    """Keys and values of grouped heads."""
+    cache, table, lengths = _blocks(setting, sequences, length, kv_heads, head)
+    keys, values = cache(), cache()
+    query = torch.randn(sequences, heads, head, device=keys.device).to(keys.dtype)
+    per_token = 2 * kv_heads * head * keys.itemsize
+    programs = {
+        name: partial(decode, query, keys, values, table, lengths)
+        for name, decode in _programs(setting, gathered_decode, "paged_decode").items()
+    }
     flops, nbytes = 4 * sequences * length * heads * head, sequences * length * per_token
-    roof = sheet_roofs(setting.device, dtype).bandwidth
-    for name, decode in _programs(setting).items():
-        times = time_call(partial(decode, query, keys, values, table, lengths), device, seconds=0.3)
-        yield time_row(name, times, measured_roofs(setting.device, dtype).seconds(flops, nbytes))
-        yield bandwidth_row(name, times, nbytes, roof)
-        yield intensity_row(name, flops, nbytes)
+    return Decode(table.numel() * _BLOCK * per_token, keys.nbytes + values.nbytes, flops, nbytes, programs)
 
 
-def _programs(setting: Setting) -> Mapping[str, Callable[..., Tensor]]:
+def _latents(setting: Setting, sequences: int, length: int, heads: int) -> Decode:
+    """Multi-head latent attention: one row a token for all heads, key and, in its first part, value."""
+    width = _LATENT + _ROTARY
+    cache, table, lengths = _blocks(setting, sequences, length, width)
+    latents = cache()
+    query = torch.randn(sequences, heads, width, device=latents.device).to(latents.dtype)
+    per_token = width * latents.itemsize
+    programs = {
+        name: partial(decode, query, latents, table, lengths, value_dim=_LATENT, scale=_LATENT_SCALE)
+        for name, decode in _programs(setting, gathered_latent_decode, "paged_decode_latent").items()
+    }
+    flops, nbytes = 2 * sequences * length * heads * (width + _LATENT), sequences * length * per_token
+    return Decode(table.numel() * _BLOCK * per_token, latents.nbytes, flops, nbytes, programs)
+
+
+def _programs(setting: Setting, plain: Callable[..., Tensor], kernel: str) -> Mapping[str, Callable[..., Tensor]]:
     """The programs that this device can run; Triton compiles for GPUs alone."""
     if setting.device.kind == "cpu":
-        return {"torch": gathered_decode}
+        return {"torch": plain}
     try:
-        from kernels.paged_decode import paged_decode as kernel
+        kernels = import_module("kernels.paged_decode")
     except ImportError:  # no Triton on this system
-        return {"torch": gathered_decode}
-    return {"torch": gathered_decode, "triton": kernel}
+        return {"torch": plain}
+    return {"torch": plain, "triton": getattr(kernels, kernel)}
 
 
 def gathered_decode(q_BHD: Tensor, k_NTHD: Tensor, v_NTHD: Tensor, table_BM: Tensor, lengths_B: Tensor) -> Tensor:
@@ -159,3 +210,12 @@ def gathered_decode(q_BHD: Tensor, k_NTHD: Tensor, v_NTHD: Tensor, table_BM: Ten
     length = int(lengths_B[0])
     k, v = (cache[table_BM].flatten(1, 2)[:, :length].transpose(1, 2) for cache in (k_NTHD, v_NTHD))
     return scaled_dot_product_attention(q_BHD[:, :, None], k, v, enable_gqa=True)[:, :, 0]
+
+
+def gathered_latent_decode(
+    q_BHR: Tensor, cache_NTR: Tensor, table_BM: Tensor, lengths_B: Tensor, *, value_dim: int, scale: float
+) -> Tensor:
+    """The same over latents, which all heads share as key and, in their first part, as value."""
+    keys = cache_NTR[table_BM].flatten(1, 2)[:, None, : int(lengths_B[0])]
+    values = keys[..., :value_dim]
+    return scaled_dot_product_attention(q_BHR[:, :, None], keys, values, scale=scale, enable_gqa=True)[:, :, 0]

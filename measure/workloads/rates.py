@@ -16,7 +16,7 @@ from calc.records import Measured
 from calc.units import GiB, MiB
 from measure.timing import time_call
 from measure.workloads import Setting
-from measure.workloads.cases import Case, each
+from measure.workloads.cases import Case, each, timed_size
 from measure.workloads.kernel_rows import FORMATS, bandwidth_row, intensity_row, rate_row, sheet_roofs
 
 # M, K, N: squares, and few rows as in decoding
@@ -34,6 +34,7 @@ Fill = Callable[[Tensor, Tensor, Tensor], object]
 
 def matmul_rate(setting: Setting) -> Iterator[Measured]:
     """One `rate/FORMAT/PROGRAM` a shape, format and program that this device has, in 10**12 FLOP/s."""
+    setting = timed_size(setting)
     cases = [Case(f"{m}×{k}×{n}", partial(_products, setting, (m, k, n))) for m, k, n in _SHAPES[setting.size]]
     return each(setting, cases)
 
@@ -42,7 +43,7 @@ def _products(setting: Setting, shape: tuple[int, int, int], divisor: int) -> It
     m, k, n = (max(16, side // divisor) for side in shape)
     device = torch.device(setting.device.name)
     torch.manual_seed(0)
-    for dtype, program, matmul in _matmuls(setting):
+    for dtype, program, matmul in _matmuls(setting, m):
         a, b = _filled(m, k, dtype, device), _filled(n, k, dtype, device).t()  # as a linear layer's weight lies
         times = time_call(partial(matmul, a, b), device, seconds=0.15)
         flops = 2 * m * n * k
@@ -58,11 +59,12 @@ def _filled(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -
     return torch.randn(rows, columns, device=device).to(dtype)
 
 
-def _matmuls(setting: Setting) -> Iterator[tuple[torch.dtype, str, Matmul]]:
-    """What multiplies here: format, whose program, and the call."""
+def _matmuls(setting: Setting, rows: int) -> Iterator[tuple[torch.dtype, str, Matmul]]:
+    """What multiplies so many rows here: format, whose program, and the call."""
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         yield dtype, "torch", torch.matmul
-    yield torch.int8, "torch", torch._int_mm
+    if rows > 16 or setting.device.kind == "cpu":  # cuBLAS's int8 takes 17 rows or more
+        yield torch.int8, "torch", torch._int_mm
     if setting.device.kind == "cpu":
         return
     capability = torch.cuda.get_device_capability(setting.device.name)
@@ -84,13 +86,24 @@ def memory_bandwidth(setting: Setting) -> Iterator[Measured]:
     nbytes, title = _BYTES[setting.size]
     cases = [
         Case(f"{title}, bf16", lambda divisor: _fills(setting, _copies(setting), 2, nbytes // divisor, torch.bfloat16)),
-        Case(f"{title}, fp32", lambda divisor: _fills(setting, _TRIADS, 3, nbytes // divisor, torch.float32)),
+        Case(f"{title}, fp32", lambda divisor: _fills(setting, _triads(setting), 3, nbytes // divisor, torch.float32)),
     ]
     return each(setting, cases)
 
 
 _SCALE: Final = 3.0
-_TRIADS: Final[Mapping[str, Fill]] = {"triad/torch": lambda out, x, y: torch.add(x, y, alpha=_SCALE, out=out)}
+
+
+def _triads(setting: Setting) -> Mapping[str, Fill]:
+    """The triads that this device can run."""
+    triads: dict[str, Fill] = {"triad/torch": lambda out, x, y: torch.add(x, y, alpha=_SCALE, out=out)}
+    if setting.device.kind == "cpu":
+        return triads
+    try:
+        from kernels.triad import triad_into
+    except ImportError:  # no Triton on this system
+        return triads
+    return triads | {"triad/triton": lambda out, x, y: triad_into(out, x, y, _SCALE)}
 
 
 def _copies(setting: Setting) -> Mapping[str, Fill]:

@@ -18,6 +18,8 @@ from pages.ui.measuring import MeasurePlan, Progress
 from pages.ui.text import plain
 
 _POLL_SECONDS = 1.0
+_MOST_WAITING = 2  # waiting runs that a page draws, again and again: each costs the server time, for every browser
+_OWN = "own runs"  # the keys of those that this browser started
 
 
 @st.cache_data(ttl=600, show_spinner="Looking at this machine…")
@@ -47,36 +49,68 @@ def about(plan: MeasurePlan) -> None:
     st.markdown(f"Tests the {plain(row['tests'])}. Needs {plain(row['needs'])}.")
 
 
+def begin(plan: MeasurePlan, model: str) -> None:
+    """Start a run, which this browser then sees first. InputError when the server has as many as it takes."""
+    own = st.session_state.setdefault(_OWN, [])
+    own.append(measuring.start(plan, model=model))
+
+
 def live() -> None:
-    """The runs of this server: those under way, redrawn as they go, and the last that ended."""
+    """The runs of this server: those under way, redrawn as they go, and this browser's last once it has ended, or anyone's."""
     known = measuring.runs()
     under_way = [run for run in known if not run.outcome]
     ended = [run for run in known if run.outcome]
+    newest = _newest()
+    own_has_ended = bool(newest and newest.outcome)
     if under_way:
-        st.fragment(_under_way, run_every=_POLL_SECONDS)()
-    elif ended:
+        pace = _pace(len(under_way))
+        st.fragment(_under_way, run_every=pace)(pace, own_has_ended)
+    if newest and own_has_ended:
+        result(newest)
+    elif ended and not under_way:
         result(ended[-1])
 
 
-def _under_way() -> None:
-    """Every run that goes on; once none does, the whole page is drawn again."""
+def _newest() -> Progress | None:
+    """The run that this browser started last, if the server still knows it."""
+    own = st.session_state.get(_OWN)
+    return measuring.progress(own[-1]) if own else None
+
+
+def _pace(going: int) -> float:
+    """Seconds from one redraw to the next: many runs are many browsers, and the server draws for each of them."""
+    return _POLL_SECONDS * max(1, going // 4)
+
+
+def _under_way(pace: float, own_had_ended: bool) -> None:
+    """The runs that go on; once none does, or this browser's has ended, the whole page is drawn again.
+
+    Of many that wait, this browser's own come first.
+    """
     going = [run for run in measuring.runs() if not run.outcome]
-    if not going:
+    newest = _newest()
+    if not going or _pace(len(going)) != pace or bool(newest and newest.outcome) != own_had_ended:
         st.rerun()
-    for run in going:
-        st.progress(run.fraction, text=plain(_line(run)))
+    waiting = [run for run in going if run.ahead]
+    own = st.session_state.get(_OWN, ())
+    shown = sorted(waiting, key=lambda run: run.key not in own)[:_MOST_WAITING]
+    for run in [*(run for run in going if not run.ahead), *shown]:
+        st.progress(run.fraction, text=plain(_line(run, run.key in own)))
         st.button("Cancel", key=f"cancel {run.key}", on_click=measuring.cancel, args=(run.key,), icon=":material/stop:")
-        if run.rows:
+        if run.rows and (run.key in own or not any(each.key in own for each in waiting)):
             _table(run.rows)
+    if len(waiting) > len(shown):
+        st.caption(f"{len(waiting) - len(shown)} more wait.")
 
 
-def _line(run: Progress) -> str:
+def _line(run: Progress, own: bool) -> str:
     """What a run is doing, in a line."""
+    title = f"{run.title} (yours)" if own else run.title
     if run.ahead:
         first = run.ahead[0]
-        return f"{run.title}: {run.message}; {first.get('workload', 'another run')} has it, {len(run.ahead)} ahead"
+        return f"{title}: {run.message}; {first.get('workload', 'another run')} has it, {len(run.ahead)} ahead"
     left = f"; about {show_seconds(run.seconds_left)} left" if run.seconds_left else ""
-    return f"{run.title}: {run.message}{left}"
+    return f"{title}: {run.message}{left}"
 
 
 def result(run: Progress) -> None:

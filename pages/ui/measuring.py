@@ -36,7 +36,8 @@ _LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 Workload = Literal[
     "decoder-states", "saved-activations", "checkpointing", "amp", "lora", "optimizer-temporaries", "logits-peak",
-    "attention-memory", "kv-cache-growth", "paged-decode", "prefill-decode", "matmul-rate", "memory-bandwidth", "pcie",
+    "attention-memory", "kv-cache-growth", "paged-decode", "prefill-decode", "matmul-rate", "memory-bandwidth",
+    "fused-kernels", "pcie",
     "context-and-workspace", "quantisation-error", "flops", "collectives", "ddp-states", "zero1-states", "fsdp2-states",
     "tensor-parallel", "pipeline-schedules", "standard", "several-devices",
 ]  # fmt: skip

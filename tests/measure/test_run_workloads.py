@@ -16,6 +16,7 @@ from measure import child  # noqa: E402
 from measure.devices import CATALOGUE, Device, resolve  # noqa: E402
 from measure.timing import Spread, spread, time_call  # noqa: E402
 from measure.workloads import SIZES, WORKLOADS, Setting, attention, decoder_states, inference, rates  # noqa: E402
+from measure.workloads.cases import timed_size  # noqa: E402
 from tests.latex import assert_formulas_hold  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -125,8 +126,9 @@ def test_bandwidth_is_measured_with_its_spread(monkeypatch, device):
     monkeypatch.setattr(rates, "_BYTES", {"small": (2**20, "1 MiB")})
     monkeypatch.setattr(rates, "time_call", lambda call, where, seconds: time_call(call, where, seconds=0.01))
     rows = [row for row in rates.memory_bandwidth(setting(device)) if row.unit == "GB/s"]
-    copies = ["copy/torch", "copy/triton"] if device.kind != "cpu" else ["copy/torch"]
-    assert [row.quantity for row in rows] == [f"bandwidth/{name}" for name in (*copies, "triad/torch")]
+    programs = ["torch", "triton"] if device.kind != "cpu" else ["torch"]
+    names = [f"{kind}/{program}" for kind in ("copy", "triad") for program in programs]
+    assert [row.quantity for row in rows] == [f"bandwidth/{name}" for name in names]
     for row in rows:
         assert 0 < row.p20 <= row.measured <= row.p80
         assert row.predicted is None or row.measured < 1.05 * row.predicted
@@ -136,6 +138,8 @@ def test_bandwidth_is_bytes_over_seconds_against_the_data_sheet(monkeypatch):
     monkeypatch.setattr(rates, "_BYTES", {"small": (10**6, "1 MB")})
     monkeypatch.setattr(rates, "time_call", lambda call, where, seconds: (call(), Spread(0.001, 0.002, 0.004))[1])
     monkeypatch.setattr(rates, "_copies", lambda setting: {"copy/torch": lambda out, x, y: out.copy_(x)})
+    triad = {"triad/torch": lambda out, x, y: torch.add(x, y, alpha=3.0, out=out)}
+    monkeypatch.setattr(rates, "_triads", lambda setting: triad)
     named = Device("cpu", "cuda", "as if", 2**34, "a100-sxm-80gb")
     copy, triad, _ = rates.memory_bandwidth(setting(named))
     assert (copy.p20, copy.measured, copy.p80) == (0.5, 1.0, 2.0)
@@ -190,14 +194,30 @@ def test_a_card_that_another_process_fills_is_refused_before_anything_is_built(m
 
 
 def test_without_triton_a_gpu_is_measured_by_torch_alone(monkeypatch):
-    for name in ("copy", "flash_attention", "matmul", "paged_decode"):
+    for name in ("copy", "triad", "flash_attention", "matmul", "paged_decode"):
         monkeypatch.setitem(sys.modules, f"kernels.{name}", None)  # as an import that fails
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda name: (8, 0))
     gpu = setting(Device("cuda:0", "cuda", "as if", 80 * GiB))
-    assert [program for _, program, _ in rates._matmuls(gpu)] == ["torch"] * 4
+    assert [program for _, program, _ in rates._matmuls(gpu, 64)] == ["torch"] * 4
     assert list(rates._copies(gpu)) == ["copy/torch"]
+    assert list(rates._triads(gpu)) == ["triad/torch"]
     assert list(attention._kinds(gpu)) == ["standard", "flash"]
-    assert list(inference._programs(gpu)) == ["torch"]
+    assert list(inference._programs(gpu, inference.gathered_decode, "paged_decode")) == ["torch"]
+
+
+def test_cublas_is_not_given_fewer_rows_of_int8_than_it_takes(monkeypatch):
+    """It wants 17 or more (aten/src/ATen/native/cuda/Blas.cpp); the CPU's kernel takes any."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda name: (9, 0))
+    gpu = setting(Device("cuda:0", "cuda", "as if", 80 * GiB))
+    assert [dtype for dtype, program, _ in rates._matmuls(gpu, 16) if program == "torch"] == [
+        torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn,
+    ]  # fmt: skip
+    assert torch.int8 in [dtype for dtype, *_ in rates._matmuls(setting(resolve("cpu")), 16)]
+
+
+def test_a_gpu_is_timed_at_sizes_that_its_caches_do_not_hold():
+    assert timed_size(setting(Device("cuda:0", "cuda", "as if", 80 * GiB))).size == "medium"
+    assert timed_size(setting(resolve("cpu"))).size == "small"
 
 
 def test_every_workload_says_what_it_tests():

@@ -10,7 +10,16 @@ from calc.records import Measured  # noqa: E402
 from calc.training import TrainingPlan  # noqa: E402
 from measure.devices import Device, resolve  # noqa: E402
 from measure.timing import Spread  # noqa: E402
-from measure.workloads import WORKLOADS, Setting, attention, compute_flops, inference, rates, training_memory  # noqa: E402
+from measure.workloads import (  # noqa: E402
+    WORKLOADS,
+    Setting,
+    attention,
+    compute_flops,
+    fused,
+    inference,
+    rates,
+    training_memory,
+)
 from measure.workloads.cases import Case, each  # noqa: E402
 from measure.workloads.kernel_rows import Roofs, bandwidth_row, rate_row  # noqa: E402
 from measure.workloads.models import llama, two_depths, with_depth  # noqa: E402
@@ -37,6 +46,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(attention, "_SIZES", {"small": ((32, 64), 2, 16)})
     monkeypatch.setattr(inference, "_LENGTHS", {"small": (16, 32)})
     monkeypatch.setattr(inference, "_DECODES", {"small": (2, 40, 4, 2, 16)})
+    monkeypatch.setattr(fused, "_SHAPES", {"small": (4, 256)})
     monkeypatch.setattr(rates, "_SHAPES", {"small": ((32, 48, 64),)})
     monkeypatch.setattr(rates, "_BYTES", {"small": (2**16, "64 KiB")})
 
@@ -44,7 +54,7 @@ def tiny(monkeypatch):
         call()
         return Spread(0.5, 1.0, 2.0)
 
-    for module in (training_memory, inference, compute_flops, attention, rates):
+    for module in (training_memory, inference, compute_flops, attention, rates, fused):
         monkeypatch.setattr(module, "time_call", once)
     for module in (inference, compute_flops, attention):
         monkeypatch.setattr(module, "measured_roofs", lambda device, dtype: Roofs(1e12, 1e11))
@@ -121,9 +131,12 @@ def test_attention_keeps_what_its_formulas_say():
     assert len(kept) == 4
     assert kept["s = 64", "kept/standard"].measured == 3 * 2 * 2 * 64 * 16 + 2 * 2 * 64 * 64
     assert kept["s = 64", "kept/flash"].measured == 2 * kept["s = 32", "kept/flash"].measured
-    assert [row.measured for row in rows if row.quantity == "rate/flash"] == [
-        4 * 2 * s * s * 16 / 1e12 for s in (32, 64)
-    ]
+    for way, times in (("", 1), ("/backward", 2.5)):
+        assert [row.measured for row in rows if row.quantity == f"rate/flash{way}"] == [
+            times * 4 * 2 * s * s * 16 / 1e12 for s in (32, 64)
+        ]
+    assert attention.moved_bytes("flash/backward", 64, 2, 16) == 8 * 2 * 2 * 64 * 16 + 4 * 2 * 64
+    assert attention.moved_bytes("standard/backward", 64, 2, 16) == 8 * 2 * 2 * 64 * 16 + 9 * 2 * 2 * 64 * 64
 
 
 def test_the_cache_grows_by_what_serve_says():
@@ -135,8 +148,10 @@ def test_the_cache_grows_by_what_serve_says():
 def test_a_paged_cache_is_read_at_a_bandwidth():
     rows = rows_of("paged-decode")
     exact(rows)
-    (bandwidth,) = [row for row in rows if row.unit == "GB/s"]
-    assert bandwidth.measured == 2 * 40 * 2 * 2 * 16 * 2 / 1e9
+    grouped, latents = [row for row in rows if row.unit == "GB/s"]
+    assert grouped.measured == 2 * 40 * 2 * 2 * 16 * 2 / 1e9
+    assert latents.measured == 2 * 40 * (512 + 64) * 2 / 1e9
+    assert latents.case.endswith("latents of 512 + 64")
 
 
 def test_decoding_from_blocks_equals_attention_over_the_whole():
@@ -150,6 +165,30 @@ def test_decoding_from_blocks_equals_attention_over_the_whole():
         )
         weights = torch.softmax(torch.einsum("hd,shd->hs", query[b], k) / 8**0.5, -1)
         torch.testing.assert_close(out[b], torch.einsum("hs,shd->hd", weights, v))
+
+
+def test_decoding_from_latents_equals_attention_over_keys_whose_first_part_is_the_value():
+    cache, query = torch.randn(6, 16, 12), torch.randn(2, 4, 12)
+    table = torch.tensor([[5, 0, 3], [2, 4, 1]])
+    out = inference.gathered_latent_decode(query, cache, table, torch.tensor([40, 40]), value_dim=8, scale=0.3)
+    for b in range(2):
+        keys = torch.cat([cache[block] for block in table[b].tolist()])[:40]
+        weights = torch.softmax(0.3 * query[b] @ keys.t(), -1)
+        torch.testing.assert_close(out[b], weights @ keys[:, :8])
+
+
+def test_operations_that_memory_bounds_are_timed_over_their_least_bytes():
+    rows = rows_of("fused-kernels")
+    found = {row.quantity: row.measured for row in rows if row.unit == "GB/s"}
+    assert len(found) == len(fused.OPERATIONS) == len(rows) // 3
+    n = 4 * 256
+    least = {"softmax": 4 * n, "SwiGLU": 6 * n, "cross-entropy": 4 * n, "AdamW": 28 * n, "absmax int8": 3 * n + 16}
+    least |= {"RMSNorm": 4 * n + 512, "LayerNorm": 4 * n + 1024, "NF4 to bf16": (2 + 0.5 + 4 / 64) * n}
+    least |= {"int8 weights by 16 tokens": 256 * 256 + 2 * 2 * 16 * 256 + 4 * 256}
+    least |= {"int4 weights by 16 tokens": 256 * 256 / 2 + 2 * 2 * 16 * 256 + 4 * 256 * 256 / 128}
+    assert {name: found[f"bandwidth/{name}/torch"] for name in least} == {
+        name: nbytes / 1e9 for name, nbytes in least.items()
+    }
 
 
 def test_prefill_and_decode_are_timed_beside_the_roofline():
