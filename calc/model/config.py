@@ -18,17 +18,20 @@ LARGEST_CONFIG: Final = 2 * 2**20  # bytes; the largest config.json in use is un
 
 
 def parse_config(text: str | bytes) -> dict[str, Any]:
-    """The JSON object of a config.json. InputError when it is too large, not JSON, or not an object. NaN and Infinity are refused."""
+    """The JSON object of a config.json. InputError when it is too large, not JSON, or not an object. NaN is refused; Infinity, which
+    published configs of Mamba 2 hold as a limit, is a number that no size can be."""
     if len(text) > LARGEST_CONFIG:
         raise InputError(
             f"config: {len(text):,} bytes is too large; a config.json has at most {LARGEST_CONFIG:,}", "config"
         )
 
-    def refuse(constant: str) -> Any:
-        raise InputError.of("config", constant, "JSON has no such number")
+    def constant(name: str) -> float:
+        if name == "NaN":
+            raise InputError.of("config", name, "JSON has no such number")
+        return float(name)
 
     try:
-        data = json.loads(text, parse_constant=refuse)
+        data = json.loads(text, parse_constant=constant)
     except InputError:
         raise
     except RecursionError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import time
 from typing import Any
 
@@ -223,6 +224,15 @@ def _answer(config: dict[str, Any]) -> int | str:
 def test_what_is_not_a_config_is_refused_in_one_line(text):
     with pytest.raises(InputError):
         from_config(parse_config(text))
+
+
+def test_infinity_is_read_where_published_configs_hold_it_and_is_no_size():
+    text = json.dumps(load_config("nvidia-nemotron-nano-9b-v2") | {"time_step_limit": [0.0, float("inf")]})
+    assert "Infinity" in text
+    spec = from_config(parse_config(text))
+    assert parameters(spec).total == parameters(load("nvidia-nemotron-nano-9b-v2")).total
+    with pytest.raises(InputError, match="hidden_size"):
+        from_config(parse_config(text) | {"hidden_size": float("inf")})
 
 
 def test_two_names_of_one_size_that_disagree_are_refused():
