@@ -13,6 +13,7 @@ from calc.training.blocks import OUTSIDE, Block, recomputed, record
 from calc.training.hf_attention import attention, compressed, latent
 from calc.training.hf_classes import ATTENTIONS, BATCHED_POSITIONS
 from calc.training.hf_forward import mlp, moe
+from calc.training.hf_gemma4 import FEEDS, SCALED_LAYERS
 from calc.training.ops import FULL, LONG, ONE
 from calc.training.program import Builder, Settings
 from calc.training.tape import FIXED, POSITIONS, TOKENS, Edge, Node, Value, Weight
@@ -90,6 +91,8 @@ def _program(b: Builder, layer: Layer, x: Value, tables: Value) -> Value:
         return ops.dropout(t, made, residual_dropout, "mixer_output")
 
     def fed(value: Value) -> Value:
+        if b.settings.router in FEEDS:
+            return FEEDS[b.settings.router](b, value, layer)
         made = branch(_feed(b, branch(value, before), layer.feed_forward), last)  # type: ignore[arg-type]
         return ops.dropout(t, made, residual_dropout, "feed_forward_output")
 
@@ -108,6 +111,8 @@ def _program(b: Builder, layer: Layer, x: Value, tables: Value) -> Value:
         x = ops.add(t, x, mixed(x), "residual")
     if layer.feed_forward:
         x = ops.add(t, x, fed(x), "output")
+    if b.settings.router in SCALED_LAYERS:
+        return ops.scale_in_place(t, x)
     return ops.view_of(t, x)
 
 

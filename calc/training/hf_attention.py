@@ -116,7 +116,7 @@ def kernel(
         return eager(b, query, key, value, heads, mixer)
     grouped = a.size != k.size
     flash = settings.attention == "flash" or (size == HALF and not masked and d.size == d_v.size and d.size <= 256)
-    if grouped and not flash and (masked or d.size != d_v.size):  # transformers repeats the heads itself
+    if grouped and not flash and (masked or d.size != d_v.size or d.size > 256):  # transformers repeats the heads
         key, value = _repeated(b, key, k, "repeated_key", a * d), _repeated(b, value, k, "repeated_value", a * d_v)
         grouped = False
     query, key, value = (ops.cast(t, x, size, name) for x, name in ((query, "query"), (key, "key"), (value, "value")))

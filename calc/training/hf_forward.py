@@ -134,7 +134,7 @@ def moe(b: Builder, x: Value, module: MoE) -> Value:
     with t.part("router"):
         scores = _router(b, x, module)
     with t.part("experts"):
-        y = _experts(b, x, scores, module, k, h)
+        y = experts(b, x, scores, module, k, h)
     if module.shared:
         with t.part("shared_expert"):
             shared = mlp(b, x, module.shared)
@@ -162,7 +162,7 @@ def _router(b: Builder, x: Value, module: MoE) -> Value:
     return scores
 
 
-def _experts(b: Builder, x: Value, scores: Value, module: MoE, k: Dim, h: Dim) -> Value:
+def experts(b: Builder, x: Value, scores: Value, module: MoE, k: Dim, h: Dim) -> Value:
     t, settings, expert = b.tape, b.settings, module.expert
     copies = -(-module.num_experts // settings.ep)
     f = b.local(dim(expert.letter, expert.intermediate_size))

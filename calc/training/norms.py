@@ -80,6 +80,17 @@ def centered_norm(b: Builder, x: Value, norm: Norm, rows: Dim) -> Value:
     return ops.cast(t, ops.mul_wide_weight(t, normal, b.vector(norm)), x.bytes, "output")
 
 
+def powered_norm(b: Builder, x: Value, norm: Norm, rows: Dim) -> Value:
+    """Gemma 4's: (x.float() * (mean(x.float() ** 2) + eps) ** -0.5 * weight.float()).to(x.dtype)"""
+    t = b.tape
+    wide = ops.cast(t, x, FULL, "fp32_input")
+    squares = ops.scale(t, ops.mean(t, ops.power(t, wide), rows), "mean_square")
+    inverse = ops.power(t, squares, "inverse_root")
+    normal = ops.mul(t, wide, inverse, "normalized")
+    del wide, squares, inverse
+    return ops.cast(t, ops.mul_wide_weight(t, normal, b.vector(norm)) if norm.weight else normal, x.bytes, "output")
+
+
 NORMS = {
     "llama": llama_norm,
     "wide": wide_norm,
@@ -87,4 +98,5 @@ NORMS = {
     "layer": layer_norm,
     "rms": rms_norm,
     "centered": centered_norm,
+    "powered": powered_norm,
 }

@@ -41,6 +41,13 @@ def scale(t: Tape, x: Value, name: str = "scaled") -> Value:
     return out
 
 
+def scale_in_place(t: Tape, x: Value) -> Value:
+    """x times a constant, into its own memory; its gradient is a tensor of its own."""
+    out = t.view(x)
+    t.record([x], out, [], lambda g: (t.like(g),))
+    return out
+
+
 def shift(t: Tape, x: Value, size: int, name: str = "shifted") -> Value:
     """x plus a constant of `size` bytes an element: nothing is saved, and the gradient passes as it is."""
     out = t.like(x, name, max(x.bytes, size))

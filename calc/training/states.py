@@ -80,12 +80,12 @@ class StateKey(NamedTuple):
         )  # fmt: skip
 
     def rules(self, tensor: Tensor) -> tuple[Rule, ...]:
-        """The states of this tensor. peft keeps adapters in fp32; what LoRA freezes has its weight alone."""
+        """The states of this tensor. peft keeps adapters in fp32; what LoRA freezes, or no text reaches, has its weight alone."""
         if tensor.adapter:
             return rules("fp32", self.optimizer)
         fp32 = tensor.wide and self.recipe == "pure-bf16" and self.granule > 1
         found = rules("fp32" if fp32 else self.recipe, self.optimizer)
-        return tuple(rule for rule in found if rule.group == "parameters") if self.frozen else found
+        return tuple(rule for rule in found if rule.group == "parameters") if self.frozen or tensor.frozen else found
 
     def ranks(self, tensor: Tensor, rule: Rule) -> int:
         """Over how many ranks this state of the tensor is divided."""

@@ -51,6 +51,7 @@ class Tensor:
     expert: bool = False
     matrix: bool = False
     adapter: bool = False
+    frozen: bool = False  # it never trains: of a tower that no text reaches
     wide: bool = False  # its model class keeps it in fp32
 
     @property
@@ -251,7 +252,27 @@ def model_tensors(spec: ModelSpec, tp: int, ep: int, lora: Lora | None = None) -
     )
 
 
+# Towers that a step on text does not run. (A model of pictures and text alone, such as CLIP, runs its own.)
+_IDLE_TOWERS = ("vision", "audio", "picture_layers")
+
+
+def idle_towers(spec: ModelSpec) -> tuple[str, ...]:
+    """The towers whose weights a step on text leaves without gradients."""
+    found = (tower.name for tower in spec.towers if tower.in_total and tower.name in _IDLE_TOWERS)
+    return tuple(found) if spec.has_head else ()
+
+
+def _idle(group: Tensors) -> Tensors:
+    return Tensors(group.path, tuple(replace(tensor, frozen=True) for tensor in group.tensors))
+
+
 def _towers(spec: ModelSpec, tp: int) -> Iterator[tuple[Tensors, int]]:
+    idle = idle_towers(spec)
+    for group, count in _all_towers(spec, tp):
+        yield (_idle(group) if group.path[0] in idle else group), count
+
+
+def _all_towers(spec: ModelSpec, tp: int) -> Iterator[tuple[Tensors, int]]:
     """An encoder of text is divided as its decoder is (Megatron-LM's T5). Other towers are copied on every tensor-parallel rank:
     no plan of theirs is known."""
     for tower in spec.towers:

@@ -23,7 +23,7 @@ from calc.model.mixers import Attention
 from calc.model.spec import Layer, ModelSpec, Stack
 from calc.model.weights import Norm, Part, Split, Weight, dim, linear
 
-_WIDE = {"style": "wide"}
+_POWERED = {"style": "powered"}
 _LISTED = {"head_dim", "num_key_value_heads"}
 NORMS = ("input_norm", "post_attention_norm", "pre_feedforward_norm", "post_feedforward_norm")
 _EXPERT_NORMS = ("post_feedforward_norm_1", "post_feedforward_norm_2", "pre_feedforward_norm_2")
@@ -42,8 +42,8 @@ def _mixer(fields: Fields, full: bool, window: int, shares: bool) -> Attention:
         fields,
         "head",
         sizes=(count, kv, head_dim),
-        norm_traits=_WIDE,
-        v_norm=Norm("value_norm", d, style="wide", weight=False),
+        norm_traits=_POWERED,
+        v_norm=Norm("value_norm", d, style="powered", weight=False),
         bias=bias(fields),
         window=0 if full else window,
         shares_kv=shares,
@@ -101,7 +101,7 @@ def _layer(fields: Fields, kind: str, window: int, shares: bool) -> Layer:
     forward, names = _feed_forward(fields, double)
     mixer = _mixer(fields, kind == "full", window, shares)
     name = f"{kind}_shared" if shares else kind
-    return Layer(name, mixer, forward, norms(fields, *NORMS, *names, **_WIDE), extra=per_layer_input(fields))
+    return Layer(name, mixer, forward, norms(fields, *NORMS, *names, **_POWERED), extra=per_layer_input(fields))
 
 
 def per_layer_input(fields: Fields) -> tuple[Part, ...]:
@@ -112,7 +112,7 @@ def per_layer_input(fields: Fields) -> tuple[Part, ...]:
     h, n = dim("h", hidden(fields)), dim("h_l", narrow)
     gate = linear("gate", "per_layer_input_gate", n, h)
     up = linear("projection", "per_layer_projection", h, n)
-    return (Part("per_layer_input", (*gate, *up, *Norm("norm", h, style="wide").weights)),)
+    return (Part("per_layer_input", (*gate, *up, *Norm("norm", h, style="powered").weights)),)
 
 
 def per_layer_tables(fields: Fields) -> tuple[tuple[Weight, ...], tuple[Part, ...]]:
@@ -124,7 +124,9 @@ def per_layer_tables(fields: Fields) -> tuple[tuple[Weight, ...], tuple[Part, ..
     all_layers, h = dim("L", num_layers(fields)) * dim("h_l", narrow), dim("h", hidden(fields))
     table = Weight("per_layer", (dim("V_l", rows), all_layers), Split.VOCAB, "embed_tokens_per_layer")
     projection = linear("projection", "per_layer_model_projection", all_layers, h)
-    return (table,), (Part("per_layer_input", (*projection, *Norm("norm", dim("h_l", narrow), style="wide").weights)),)
+    return (table,), (
+        Part("per_layer_input", (*projection, *Norm("norm", dim("h_l", narrow), style="powered").weights)),
+    )
 
 
 def first_shared(fields: Fields, kinds: list[str]) -> int:
@@ -152,7 +154,7 @@ def gemma4(fields: Fields) -> ModelSpec:
         fields,
         layers,
         tied=True,
-        final_norm=Norm("weight", dim("h", hidden(fields)), style="wide"),
+        final_norm=Norm("weight", dim("h", hidden(fields)), style="powered"),
         embeddings=tables,
         other=other,
         embedding_scale=True,
