@@ -21,7 +21,8 @@ def headline(answer: TrainingAnswer, numbers: Numbers) -> list[Metric]:
         Metric(
             "Needed per GPU",
             numbers.show(answer.driver_bytes),
-            "Peak of the tensors, and what lies beside them; as nvidia-smi shows it",
+            "Peak of the tensors, and what lies beside them; as nvidia-smi shows it. With the highest overheads that were "
+            f"reported: {numbers.show(answer.driver_upper_bytes)}",
         ),
         Metric(
             "Peak of the tensors",

@@ -14,12 +14,11 @@ from calc.model.spec import ModelSpec
 from calc.training.hf_stage import needs_eager
 from calc.training.memory import PHASES, StageMemory, stage_memory
 from calc.training.offload import NOTES, Offloaded, offloaded
-from calc.training.overhead import SOURCES, Overhead, overhead
+from calc.training.overhead import SOURCES, Overhead, most, overhead
 from calc.training.plan import TrainingPlan, check
 from calc.training.published import zero_paper_activations
 from calc.training.recipes import OPTIMIZERS, RECIPES
 from calc.training.stages import stages
-from calc.training.tensors import idle_towers
 
 # The number format that a recipe's matmuls must have; the others run in fp16 or fp32 just as well.
 _FORMATS = {"pure-bf16": "bf16", "megatron-bf16": "bf16", "fsdp-bf16": "bf16", "fp8": "fp8"}
@@ -95,6 +94,11 @@ class TrainingAnswer:
         return self.reserved_bytes + self.overhead.context + self.overhead.nccl
 
     @property
+    def driver_upper_bytes(self) -> int:
+        """`driver_bytes` with the highest context and fragmentation that were reported."""
+        return self.peak_bytes + sum(most(self.plan, self.overhead, self.peak_bytes))
+
+    @property
     def gpu_memory_bytes(self) -> int | None:
         return self.gpu.memory_bytes if self.gpu else None
 
@@ -134,6 +138,7 @@ class TrainingAnswer:
             "overhead_bytes": self.overhead._asdict(),
             "reserved_bytes": self.reserved_bytes,
             "driver_bytes": self.driver_bytes,
+            "driver_upper_bytes": self.driver_upper_bytes,
             "gpu_memory_bytes": self.gpu_memory_bytes,
             "fits": self.fits,
             "headroom_bytes": self.headroom_bytes,
@@ -170,14 +175,9 @@ def _assumptions(plan: TrainingPlan, spec: ModelSpec) -> list[str]:
     told += [note for note in (RECIPES[plan.recipe].note, OPTIMIZERS[plan.optimizer].note) if note]
     told += NOTES[plan.offload]
     told += spec.beyond_positions("seq", plan.seq)
-    idle = idle_towers(spec)
-    if idle:
-        told.append(
-            f"text-only step: {', '.join(idle)} hold weights alone, no gradients, optimizer states or activations"
-        )
-    others = [tower.name for tower in spec.towers if tower.in_total and tower.name not in idle]
-    if others:
-        told.append(f"{', '.join(others)}: states are counted, activations are not")
+    towers = [tower.name for tower in spec.towers if tower.in_total]
+    if towers:
+        told.append(f"text-only step: {', '.join(towers)} hold states and no activations")
     kinds = dict.fromkeys(kind.mixer.kind for kind in spec.layers.kinds if isinstance(kind.mixer, Recurrence))
     told += [f"{kind} layers keep their input and what their usual kernel is known to keep" for kind in kinds]
     told += [f"activations are an estimate: {text}" for text in spec.estimates]

@@ -121,7 +121,7 @@ class Gathered:
     @cached_property
     def pool(self) -> int:
         """What the stream of the gathers comes to hold of the allocator: two buffers that follow each other."""
-        sizes = [group.flat.bytes for group in (*(() if self.apart else (self.root,)), *self.layers)]
+        sizes = [group.flat.bytes for group in (self.layers if self.apart else (self.root, *self.layers))]
         return max((a + b for a, b in pairwise(sizes)), default=sum(sizes))
 
     def buffers(self, phase: str, index: int, at: str) -> int:

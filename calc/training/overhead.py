@@ -9,7 +9,7 @@ from calc.training.plan import TrainingPlan
 from calc.units import MiB
 
 # Bytes of a CUDA context with lazily loaded kernels: reports run from 300 to over 700 MB (pytorch/pytorch#107667, #28113).
-CONTEXT = 512 * MiB
+CONTEXT, CONTEXT_MOST = 512 * MiB, 768 * MiB
 # One NCCL communicator of two devices, and of more (measured on A100 with NVLink: NVIDIA/nccl#964).
 NCCL_PAIR, NCCL_GROUP = 544 * MiB, 688 * MiB
 # cuBLAS workspace that PyTorch allocates (aten/src/ATen/cuda/CublasHandlePool.cpp): compute capability 9.0 and later, earlier.
@@ -17,9 +17,10 @@ NCCL_PAIR, NCCL_GROUP = 544 * MiB, 688 * MiB
 WORKSPACE_NEW, WORKSPACE_OLD, THREADS = 32 * MiB, 8_519_680, 2
 # Transformer Engine's own, of compute capability 9.0 and later, and earlier; the grouped matmul of experts has one a stream.
 ENGINE_NEW, ENGINE_OLD, STREAMS = 32 * MiB, 4 * MiB, 4
-# Reserved by the allocator but not allocated, in percent of the peak: an assumption; it depends on the order of sizes. What lies idle
-# in the pools of other streams comes on top: c10/cuda/CUDACachingAllocator.cpp keeps freed blocks for the stream that asked for them.
-FRAGMENTATION = 5.0
+# Reserved by the allocator but not allocated, in percent of the peak; it depends on the order of sizes. SimuMax measured 2.8 to 9.3 on
+# eleven Megatron runs (docs/b200/b200_release_v1.2_summary.json), 4.7 in the median; torchtitan's published runs come to 16. What lies
+# idle in the pools of other streams comes on top: CUDACachingAllocator.cpp keeps freed blocks for the stream that asked for them.
+FRAGMENTATION, FRAGMENTATION_MOST = 5.0, 16.0
 
 SOURCES = {
     "context": "CUDA context: 512 MiB assumed; reports run from 300 to 700 MB (pytorch/pytorch issues 107667 and 28113)",
@@ -27,8 +28,8 @@ SOURCES = {
     "workspace": "cuBLAS workspace, one for forward's thread and one for backward's: 32 MiB from compute capability 9.0, else "
     "8,519,680 bytes (PyTorch, CublasHandlePool.cpp); implementation fused adds Transformer Engine's of 32 or 4 MiB, with experts "
     "four more (transformer_engine/pytorch/cpp_extensions/gemm.py)",
-    "fragmentation": "allocator: 5 % of the peak assumed reserved but not allocated, and under FSDP2 what the streams of its gathers "
-    "and reduce-scatters hold idle at the peak; measure yours as reserved minus allocated",
+    "fragmentation": "allocator: 5 % of the peak assumed reserved but not allocated (SimuMax on Megatron: 2.8 to 9.3), and under "
+    "FSDP2 what the streams of its gathers and reduce-scatters hold idle at the peak; measure yours as reserved minus allocated",
 }
 
 
@@ -53,6 +54,14 @@ def overhead(plan: TrainingPlan, gpu: Gpu | None, peak: int, idle: int = 0, expe
         _given(plan.workspace_mib, _workspace(plan, gpu, experts)),
         int(peak * percent / 100) if percent is not None else int(peak * FRAGMENTATION / 100) + idle,
     )
+
+
+def most(plan: TrainingPlan, lines: Overhead, peak: int) -> Overhead:
+    """The same lines with the highest context and fragmentation that were reported; the user's own numbers as they are."""
+    context = lines.context if plan.context_mib is not None else CONTEXT_MOST
+    more = int(peak * FRAGMENTATION_MOST / 100) - int(peak * FRAGMENTATION / 100)
+    fragmentation = lines.fragmentation + (more if plan.fragmentation_percent is None else 0)
+    return lines._replace(context=context, fragmentation=fragmentation)
 
 
 def _workspace(plan: TrainingPlan, gpu: Gpu | None, experts: bool) -> int:

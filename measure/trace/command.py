@@ -15,7 +15,7 @@ from calc.errors import InputError
 from calc.hardware import Gpu, chosen_gpu
 from calc.model.config import LARGEST_CONFIG, from_config, parse_config
 from calc.training import TrainingAnswer, train
-from calc.training.overhead import SOURCES, overhead
+from calc.training.overhead import SOURCES, most, overhead
 from calc.training.plan import TrainingPlan
 from calc.units import show_bytes
 from measure.commands.tables import checked_format
@@ -128,6 +128,7 @@ def _completed(observed: Mapping[str, Any], plan: TrainingPlan, gpu: Gpu | None,
         "overhead_bytes": lines._asdict(),
         "reserved_bytes": reserved,
         "driver_bytes": driver,
+        "driver_upper_bytes": peak + sum(most(plan, lines, peak)),
         "gpu_memory_bytes": memory,
         "fits": None if memory is None else driver <= memory,
         "headroom_bytes": None if memory is None else memory - driver,

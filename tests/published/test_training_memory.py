@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import Any
 
 import pytest
 
-from tests.published.training_memory import PREDICTED, README, ROWS, UNITS, error_percent, predicted, summary, table
+from calc.training.overhead import FRAGMENTATION, FRAGMENTATION_MOST
+from tests.published.training_memory import (
+    PREDICTED,
+    README,
+    ROWS,
+    UNITS,
+    answer_of,
+    error_percent,
+    predicted,
+    summary,
+    table,
+)
 
 
 def named(rows: list[dict[str, Any]]) -> list:
@@ -36,6 +48,19 @@ def test_every_row_says_what_it_measured_and_where_it_stands():
 
 def test_a_miss_has_its_cause_beside_it():
     assert [row["id"] for row in PREDICTED if abs(row["error_percent"]) > 10 and not row["why"]] == []
+
+
+def test_the_assumed_fragmentation_is_what_megatron_runs_showed_and_its_bound_what_torchtitan_runs_showed():
+    shares = sorted(100 * (row["reserved_mib"] / row["allocated_mib"] - 1) for row in ROWS if "reserved_mib" in row)
+    assert (len(shares), round(shares[0], 1), round(median(shares), 1), round(shares[-1], 1)) == (11, 2.8, 4.7, 9.3)
+    assert round(median(shares)) == FRAGMENTATION
+    beyond = []
+    for row in PREDICTED:
+        if row["counter"] == "peak_reserved" and not row["why"]:  # eager runs in 16 bits
+            memory, lines = answer_of(row).worst, answer_of(row).overhead
+            rest = row["measured"] * UNITS[row["unit"]] - memory.peak[1].bytes - memory.idle_pools - lines.workspace
+            beyond.append(100 * rest / memory.peak[1].bytes)
+    assert round(max(beyond)) == FRAGMENTATION_MOST
 
 
 def test_the_share_within_ten_percent_and_the_median_are_those_of_the_readme():

@@ -46,6 +46,14 @@ def test_without_fsdp_no_stream_has_a_pool_of_its_own(changes):
     assert train(model("llama-2-7b"), TrainingPlan(**(FSDP | changes))).worst.idle_pools == 0
 
 
+def test_the_upper_bound_takes_the_highest_context_and_fragmentation_unless_they_are_given():
+    answer = train(model("llama-2-7b"), TrainingPlan(seq=1024))
+    context, fragmentation = 256 * MiB, answer.peak_bytes * 16 // 100 - answer.peak_bytes * 5 // 100
+    assert answer.driver_upper_bytes == answer.driver_bytes + context + fragmentation
+    own = train(model("llama-2-7b"), TrainingPlan(seq=1024, context_mib=1, fragmentation_percent=1))
+    assert own.driver_upper_bytes == own.driver_bytes
+
+
 def test_a_measured_fragmentation_holds_all_that_is_reserved_and_not_allocated():
     answer = train(model("llama-2-7b"), TrainingPlan(**FSDP, fragmentation_percent=10))
     assert answer.overhead.fragmentation == answer.peak_bytes // 10
