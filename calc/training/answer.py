@@ -19,6 +19,7 @@ from calc.training.plan import TrainingPlan, check
 from calc.training.published import zero_paper_activations
 from calc.training.recipes import OPTIMIZERS, RECIPES
 from calc.training.stages import stages
+from calc.training.tensors import idle_towers
 
 # The number format that a recipe's matmuls must have; the others run in fp16 or fp32 just as well.
 _FORMATS = {"pure-bf16": "bf16", "megatron-bf16": "bf16", "fsdp-bf16": "bf16", "fp8": "fp8"}
@@ -175,9 +176,14 @@ def _assumptions(plan: TrainingPlan, spec: ModelSpec) -> list[str]:
     told += [note for note in (RECIPES[plan.recipe].note, OPTIMIZERS[plan.optimizer].note) if note]
     told += NOTES[plan.offload]
     told += spec.beyond_positions("seq", plan.seq)
-    towers = [tower.name for tower in spec.towers if tower.in_total]
-    if towers:
-        told.append(f"text-only step: {', '.join(towers)} hold states and no activations")
+    idle = idle_towers(spec)
+    if idle:
+        told.append(
+            f"text-only step: {', '.join(idle)} hold weights alone, no gradients, optimizer states or activations"
+        )
+    others = [tower.name for tower in spec.towers if tower.in_total and tower.name not in idle]
+    if others:
+        told.append(f"{', '.join(others)}: states are counted, activations are not")
     kinds = dict.fromkeys(kind.mixer.kind for kind in spec.layers.kinds if isinstance(kind.mixer, Recurrence))
     told += [f"{kind} layers keep their input and what their usual kernel is known to keep" for kind in kinds]
     told += [f"activations are an estimate: {text}" for text in spec.estimates]
