@@ -229,6 +229,12 @@ def position_table(fields: Fields, *keys: str, extra: int = 0, width: int | None
     return Weight("position", (rows, dim("h", width or hidden(fields))))
 
 
+def _context(fields: Fields) -> int:
+    """The positions that the model was made for, under the first name that is given; 0 where nothing tells."""
+    given = [key for key in CONTEXT if fields.has(key)] or CONTEXT
+    return next(filter(None, [fields.size_or_none(key) for key in given]), 0)
+
+
 def assemble(
     fields: Fields,
     layers: Stack,
@@ -259,7 +265,7 @@ def assemble(
         architecture="",
         hidden_size=h.size,
         vocab_size=vocab.size,
-        max_position_embeddings=next(filter(None, [fields.size_or_none(key) for key in CONTEXT]), 0),
+        max_position_embeddings=_context(fields),
         layers=layers,
         embeddings=(table, *embeddings),
         final_norm=None if no_final_norm else final_norm or Norm("weight", h),

@@ -17,15 +17,20 @@ _TRAITS = Traits(qk_norm="head")
 _AFTER = "query and key are normalised after they are turned"
 
 
-def _head_dim(fields: Fields) -> None:
-    """The class of transformers does not work out a head size that is null."""
+def _check(fields: Fields) -> None:
+    """The class of transformers does not work out a head size that is null. Its first form shared keys and values between
+    layers, which this one does not."""
+    if fields.data.get("use_cla"):
+        raise InputError.of("use_cla", fields.data["use_cla"], "only false or null is understood")
+    fields.ignore("use_cla", "cla_share_factor", "use_qk_norm", "attention_head_dim", "mlp_bias", "use_mixed_mlp_moe")
+    fields.ignore("add_classification_head", "class_num", "pool_type", "dense_list", "norm_type", "sep_token_id")
     fields.ignore("eod_token_id", "im_start_id", "im_end_id", "im_newline_id", "text_start_id", "text_end_id")
     if "head_dim" in fields.data and fields.data["head_dim"] is None:
         raise InputError.of("head_dim", None, "the model class needs a whole number")
 
 
 def hunyuan_dense(fields: Fields) -> ModelSpec:
-    _head_dim(fields)
+    _check(fields)
     return replace(dense(_TRAITS)(fields), estimates=(_AFTER,))
 
 
@@ -41,7 +46,7 @@ def _same(fields: Fields, *keys: str) -> None:
 
 def hunyuan_moe(fields: Fields) -> ModelSpec:
     """Hunyuan-A13B: one MLP, as wide as an expert, serves every token."""
-    _head_dim(fields)
+    _check(fields)
     _same(fields, "num_experts", "moe_topk", "moe_intermediate_size", "num_shared_expert")
     width = fields.size("intermediate_size")
     for key, wanted in (("moe_intermediate_size", width), ("num_shared_expert", 1)):

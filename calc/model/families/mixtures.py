@@ -96,7 +96,8 @@ def dbrx(fields: Fields) -> ModelSpec:
     layers = uniform(fields, Layer("layer", mixer, routed, norms(fields, **style)))
     given.ignore("clip_qkv", "attn_pdrop")
     forward.ignore("hidden_size", "ffn_act_fn", "moe_jitter_eps", "moe_loss_weight", "moe_normalize_expert_weights")
-    forward.ignore("uniform_expert_assignment")
+    forward.ignore("uniform_expert_assignment", "tie_word_embeddings")
+    given.ignore("tie_word_embeddings")
     fields.ignore("num_key_value_heads")
     places = {"residual": "resid_pdrop", "embedding": "emb_pdrop"}
     final = Norm("weight", dim("h", hidden(fields)), **style)

@@ -23,6 +23,11 @@ TWINS: dict[str, tuple[str, dict[str, Any]]] = {
     "baichuan2-13b-chat": ("LlamaForCausalLM", {}),
     "chatglm3-6b": ("GlmForCausalLM", _CHATGLM | {"num_hidden_layers": 28}),
     "glm-4-9b-chat": ("GlmForCausalLM", _CHATGLM | {"vocab_size": 151_552}),
+    # the class wants a float where the published config has 1
+    "dbrx-instruct": (
+        "DbrxForCausalLM",
+        {"ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4}},
+    ),
     "internlm-7b": ("LlamaForCausalLM", {"attention_bias": True, "num_key_value_heads": 32}),
     "internlm2-7b": ("LlamaForCausalLM", {}),
     "orion-14b": ("StableLmForCausalLM", {}),
