@@ -37,7 +37,12 @@ def render() -> None:
 
 def _ask() -> None:
     plan = ask_plan(
-        MeasurePlan, {"": ("workload", "size", "device", "own_model"), "Limits": ("seconds", "memory_fraction")}
+        MeasurePlan,
+        {
+            "": ("workload", "size", "device", "own_model"),
+            "Several devices": ("ranks",),
+            "Limits": ("seconds", "memory_fraction"),
+        },
     )
     assert isinstance(plan, MeasurePlan)
     model = scenario.sides()[0].model_argument()

@@ -87,7 +87,7 @@ _TABLE = (
         "saving of full recomputation, and its extra time: one more forward pass of the layers, 20 to 40 %",
         f"{_TRACED}; its time is measured on the device",
         _later("training_memory", "checkpointing"),
-        10.0,
+        5.0,
         takes_model=True,
     ),
     Workload(

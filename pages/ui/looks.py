@@ -60,6 +60,7 @@ LOOKS = {
     "reshard_after_forward": Look("Reshard after forward"),
     "sequence_parallel": Look("Sequence parallelism"),
     "optimizer_kernel": Look("Optimizer kernel"),
+    "ranks": Look("Ranks"),
     "own_model": Look("Sidebar's model"),
     "nvme": Look("Offload to NVMe"),
     "context_mib": Look("CUDA context (MiB)", step=64),

@@ -56,6 +56,12 @@ class MeasurePlan(BaseModel):
     own_model: bool = Field(
         False, description="Measure the sidebar's model in place of a small Llama, where the workload takes one."
     )
+    ranks: int = Field(
+        0,
+        ge=0,
+        le=16,
+        description="Processes of a workload for several devices, one a GPU; 0: every GPU, or 2 on the CPU.",
+    )
     seconds: float = Field(120.0, ge=1, le=3600, description="Time limit in seconds, from having the device.")
     memory_fraction: float = Field(
         0.8, ge=0.05, le=1, description="Share of the device's free memory that the run may take."

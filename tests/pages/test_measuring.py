@@ -134,6 +134,8 @@ def test_the_command_line_of_a_plan_leaves_defaults_out():
     assert own.arguments("llama-2-7b") == ("run", "lora", "--model", "llama-2-7b")
     plan = MeasurePlan(workload="memory-bandwidth", size="medium", memory_fraction=0.5)
     assert plan.arguments() == ("run", "memory-bandwidth", "--size", "medium", "--memory-fraction", "0.5")
+    several = MeasurePlan(workload="collectives", ranks=4)
+    assert several.arguments() == ("run", "collectives", "--ranks", "4")
 
 
 @pytest.mark.parametrize(
