@@ -12,6 +12,7 @@ from calc.model.feed_forward import MoE
 from calc.model.mixers import Recurrence
 from calc.model.spec import ModelSpec
 from calc.training.hf_stage import needs_eager
+from calc.training.ledger_stage import score_buffer
 from calc.training.memory import PHASES, StageMemory, stage_memory
 from calc.training.offload import NOTES, Offloaded, offloaded
 from calc.training.overhead import SOURCES, Overhead, most, overhead
@@ -84,7 +85,8 @@ class TrainingAnswer:
     def overhead_of(self, memory: StageMemory) -> Overhead:
         """What lies beside the tensors of a device of that stage."""
         experts = any(isinstance(kind.feed_forward, MoE) for kind in self.spec.layers.kinds)
-        return overhead(self.plan, self.gpu, memory.peak[1].bytes, memory.idle_pools, experts)
+        scores = score_buffer(self.plan, self.spec)
+        return overhead(self.plan, self.gpu, memory.peak[1].bytes, memory.idle_pools, experts, scores)
 
     @property
     def reserved_bytes(self) -> int:

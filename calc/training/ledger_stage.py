@@ -15,6 +15,7 @@ from calc.training.recipes import RECIPES
 from calc.training.segments import Constant, Segment
 from calc.training.stages import Stage
 from calc.training.tensors import ModelTensors, Tensors, kind_path, model_tensors
+from calc.units import ceil_div
 
 SOURCES = {
     "fused": Source(
@@ -97,6 +98,13 @@ _PLACEHOLDERS = (
 )
 # What Megatron holds in one weight: queries, keys and values; gate and up.
 _TOGETHER = {"query": "query_key_value", "key": "query_key_value", "value": "query_key_value", "gate": "up"}
+
+
+def score_buffer(plan: TrainingPlan, spec: ModelSpec) -> int:
+    """Bytes of 16-bit scores of one layer that Megatron's unfused attention (`paper`) keeps beside those of the equations."""
+    if plan.implementation != "paper":
+        return 0
+    return 2 * plan.micro_batch * ceil_div(_heads(spec), plan.tp) * (plan.seq // plan.cp) ** 2
 
 
 def _shapes(held: Tensors) -> set[tuple[int, int]]:

@@ -27,7 +27,8 @@ SOURCES = {
     "nccl": "NCCL: 544 MiB for each group of two devices, 688 MiB for each larger one (NVIDIA/nccl issue 964, A100)",
     "workspace": "cuBLAS workspace, one for forward's thread and one for backward's: 32 MiB from compute capability 9.0, else "
     "8,519,680 bytes (PyTorch, CublasHandlePool.cpp); implementation fused adds Transformer Engine's of 32 or 4 MiB, with experts "
-    "four more (transformer_engine/pytorch/cpp_extensions/gemm.py)",
+    "four more (transformer_engine/pytorch/cpp_extensions/gemm.py); implementation paper adds the buffer into which Megatron's unfused "
+    "attention writes its scores (megatron/core/transformer/dot_product_attention.py)",
     "fragmentation": "allocator: 5 % of the peak assumed reserved but not allocated (SimuMax on Megatron: 2.8 to 9.3), and under "
     "FSDP2 what the streams of its gathers and reduce-scatters hold idle at the peak; measure yours as reserved minus allocated",
 }
@@ -42,16 +43,18 @@ class Overhead(NamedTuple):
     fragmentation: int
 
 
-def overhead(plan: TrainingPlan, gpu: Gpu | None, peak: int, idle: int = 0, experts: bool = False) -> Overhead:
+def overhead(
+    plan: TrainingPlan, gpu: Gpu | None, peak: int, idle: int = 0, experts: bool = False, scores: int = 0
+) -> Overhead:
     """The four lines, each the user's own number where one is given. `idle`: bytes of other streams' pools; `experts`: the model
-    has some."""
+    has some; `scores`: the buffer of unfused attention."""
     groups = [degree for degree in (plan.dp * plan.cp, plan.cp, plan.tp, plan.pp, plan.ep) if degree > 1]
     nccl = sum(NCCL_PAIR if degree == 2 else NCCL_GROUP for degree in groups)
     percent = plan.fragmentation_percent
     return Overhead(
         _given(plan.context_mib, CONTEXT),
         _given(plan.nccl_mib, nccl),
-        _given(plan.workspace_mib, _workspace(plan, gpu, experts)),
+        _given(plan.workspace_mib, _workspace(plan, gpu, experts) + scores),
         int(peak * percent / 100) if percent is not None else int(peak * FRAGMENTATION / 100) + idle,
     )
 

@@ -57,3 +57,9 @@ def test_the_upper_bound_takes_the_highest_context_and_fragmentation_unless_they
 def test_a_measured_fragmentation_holds_all_that_is_reserved_and_not_allocated():
     answer = train(model("llama-2-7b"), TrainingPlan(**FSDP, fragmentation_percent=10))
     assert answer.overhead.fragmentation == answer.peak_bytes // 10
+
+
+def test_unfused_attention_has_a_buffer_of_scores():
+    plans = [TrainingPlan(seq=1024, micro_batch=2, tp=4, implementation=name) for name in ("fused", "paper")]
+    fused, paper = (train(model("llama-2-7b"), plan, gpu("h100-sxm-80gb")).overhead.workspace for plan in plans)
+    assert (fused, paper) == (96 * MiB, 64 * MiB + 2 * 2 * (32 // 4) * 1024**2)
