@@ -247,11 +247,11 @@ def _group(found: tuple[Tensors, ...], key: StateKey, sizes: tuple[int, int]) ->
         ranks = key.ranks(tensor, weight)
         shard = key.elements(tensor, ranks)
         size = sizes[0] or weight.bytes
-        whole.append((tensor.storage, Amount(size * shard * ranks, shard * ranks)))
+        whole.append((key.storage(tensor), Amount(size * shard * ranks, shard * ranks)))
         flat += Amount(size * shard * ranks, shard * ranks)
         cast += Amount(size * shard, shard) if size != weight.bytes else NOTHING
         if any(rule.group == "gradients" for rule in rules):
-            gradients.append((tensor.storage, Amount(size * tensor.elements, tensor.elements)))
+            gradients.append((key.storage(tensor), Amount(size * tensor.elements, tensor.elements)))
             reduced += Amount((sizes[1] or weight.bytes) * shard * ranks, shard * ranks)
     one = "the buffer"
     buffers = ([(one, flat)], [(one, cast)], gradients, [(one, reduced)])

@@ -69,6 +69,7 @@ class StateKey(NamedTuple):
     rows: bool
     granule: int
     counters: bool = False  # a step counter on the device for each tensor, as fused kernels keep it
+    apart: bool = False  # no two projections lie in one tensor (torchtitan)
 
     @classmethod
     def of(cls, plan: TrainingPlan) -> StateKey:
@@ -77,7 +78,12 @@ class StateKey(NamedTuple):
             plan.recipe, plan.optimizer, plan.lora is not None, plan.zero, plan.shards, plan.expert_shards,
             rows=plan.zero == 3 and program and plan.shards > 1, granule=GRANULE if program else 1,
             counters=program and plan.optimizer_kernel == "fused" and OPTIMIZERS[plan.optimizer].counts_on_device,
+            apart=plan.implementation == "torchtitan",
         )  # fmt: skip
+
+    def storage(self, tensor: Tensor) -> str:
+        """What holds the tensor's numbers; tensors of one name share it."""
+        return "/".join(tensor.path) if self.apart else tensor.storage
 
     def rules(self, tensor: Tensor) -> tuple[Rule, ...]:
         """The states of this tensor. peft keeps adapters in fp32; what LoRA freezes, or no text reaches, has its weight alone."""
@@ -142,14 +148,15 @@ def group_bytes(tensors: Tensors, key: StateKey) -> GroupBytes:
     for tensor in tensors.tensors:
         for rule in key.rules(tensor):
             together = key.rows and rule.group == "gradients"  # FSDP2's reduce-scatter gives a group's in one buffer
-            place = (rule.group, rule.name, "" if together else tensor.storage)
+            place = (rule.group, rule.name, "" if together else key.storage(tensor))
             stored[place] = stored.get(place, 0) + key.bytes(tensor, rule)
             if (rule.name,) == ledger.moments[-1:]:
                 whole = key.bytes(tensor, replace(rule, kind="plain") if rule.kind == "factored" else rule)
-                copies[tensor.storage] = copies.get(tensor.storage, 0) + whole
+                held = key.storage(tensor)
+                copies[held] = copies.get(held, 0) + whole
     if key.counters:
         trained = {
-            tensor.storage for tensor in tensors.tensors if any(rule.group == "gradients" for rule in key.rules(tensor))
+            key.storage(tensor) for tensor in tensors.tensors if any(rule.group == "gradients" for rule in key.rules(tensor))
         }
         stored |= {("optimizer", "step", storage): 4 for storage in trained}
     exact, rounded = dict.fromkeys(GROUPS, 0), dict.fromkeys(GROUPS, 0)

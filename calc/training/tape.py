@@ -106,6 +106,7 @@ class Tape:
     gradients: list[Value] = field(default_factory=list)  # of weights, made in backward and kept
     cached: list[Value] | None = None  # outputs that selective checkpointing keeps; None: it is not in use
     stop: int = 0  # the output of the last operator that saved anything: what comes after is not computed again
+    asks: int = -1  # the events of backward until an operator first asks for what it saved
     path: tuple[str, ...] = ()
 
     @contextmanager
@@ -185,6 +186,8 @@ class Tape:
         given = [edge.buffer for edge in node.outputs]
         for out in node.outputs:
             out.buffer = None
+        if node.saved and self.asks < 0:
+            self.asks = len(self.events)
         made = node.backward(*given, *node.saved) if any(given) else ()
         given.clear()
         node.saved.clear()

@@ -9,116 +9,27 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from calc.model.feed_forward import MLP
-from calc.model.mixers import Attention
+from calc.model.feed_forward import MoE
+from calc.model.mixers import Attention, LatentAttention, Mixer
 from calc.model.spec import Layer, ModelSpec
-from calc.model.weights import Dim, Norm, dim
-from calc.model.weights import Weight as ModelWeight
+from calc.model.weights import Dim, dim
 from calc.training import ops
 from calc.training.blocks import OUTSIDE, Block, record
-from calc.training.hf_attention import kernel
 from calc.training.ops import BOOL, FULL, LONG, ONE
 from calc.training.program import Builder, Settings
-from calc.training.tape import FIXED, POSITIONS, TOKENS, Edge, Value
-
-# Model classes whose architecture torchtitan has a program for; those of Qwen3 turn heads by cosines and sines.
-COSINES = frozenset({"Qwen3ForCausalLM"})
-MODELS = frozenset({"LlamaForCausalLM"}) | COSINES
+from calc.training.tape import FIXED, POSITIONS, TOKENS, Edge, Tape, Value
+from calc.training.torchtitan_moe import moe
+from calc.training.torchtitan_parts import COSINES, TitanBuilder, attention, latent, mlp
 
 
-class _Builder(Builder):
-    """Counts the matmuls of a layer, of which selective checkpointing keeps the first, third and so on."""
-
-    matmuls = 0
-    argument: Value | None = None  # what a checkpoint holds beside its input
-
-    def matmul(self, x: Value, weights: tuple[ModelWeight, ...], name: str, out: Dim) -> Value:
-        """The linear layer `name` among the weights."""
-        found = (weight for weight in weights if weight.name == name)
-        y = ops.linear(self.tape, x, self.weight(*found), out, name)
-        self.matmuls += 1
-        if self.matmuls % 2:
-            self.tape.cache(y)
-        return y
-
-    def rms(self, x: Value, norm: Norm, rows: Dim = ONE) -> Value:
-        """nn.RMSNorm: one operator on CUDA, which keeps its input and an inverse root for each row."""
-        with self.tape.part(norm.name):
-            return ops.native_norm(self.tape, x, self.vector(norm), rows, 1)
+def _mixed(b: TitanBuilder, x: Value, mixer: Mixer | None, tables: Value) -> Value:
+    if isinstance(mixer, LatentAttention):
+        return latent(b, x, mixer, tables)
+    assert isinstance(mixer, Attention)
+    return attention(b, x, mixer, tables)
 
 
-def _complex(b: Builder, x: Value, tables: Value, name: str) -> Value:
-    """fp32 pairs times the table's complex numbers, whose conjugates backward makes."""
-    t = b.tape
-    out = t.like(x, name)
-    per_position = dim("d", tables.dim.size)
-
-    def backward(g: Value, *saved: Value) -> tuple[Value]:
-        conjugates = t.new("conjugates", per_position, POSITIONS, FULL)
-        made = t.like(g)
-        del conjugates
-        return (made,)
-
-    t.record([x], out, [tables], backward)
-    return out
-
-
-def _turned(b: Builder, query: Value, key: Value, tables: Value) -> tuple[Value, Value]:
-    """Rotary positions on queries and keys."""
-    t = b.tape
-    with t.part("rotary"):
-        if b.settings.router in COSINES:
-            return _by_cosines(b, query, tables, "query"), _by_cosines(b, key, tables, "key")
-        wide_query, wide_key = ops.cast(t, query, FULL, "fp32_query"), ops.cast(t, key, FULL, "fp32_key")
-        turned_query = _complex(b, wide_query, tables, "turned_query")
-        turned_key = _complex(b, wide_key, tables, "turned_key")
-        return ops.cast(t, turned_query, query.bytes, "query"), ops.cast(t, turned_key, key.bytes, "key")
-
-
-def _by_cosines(b: Builder, x: Value, tables: Value, name: str) -> Value:
-    """x * cos + rotate_half(x) * sin"""
-    t = b.tape
-    half = Dim(x.dim.size // 2, rf"\frac{{{x.dim.latex}}}{{2}}", x.dim.numbers)
-    straight = ops.mul(t, x, tables, "cosine")
-
-    def rotated() -> Value:
-        first, second = ops.slices(t, x, [half, half])
-        return ops.join(t, [ops.scale(t, second), first], x.dim, "rotated")
-
-    return ops.add(t, straight, ops.mul(t, rotated(), tables, "sine"), name)
-
-
-def _attention(b: _Builder, x: Value, mixer: Attention, tables: Value) -> Value:
-    weights = mixer.parts[0].weights
-    a, k, d = (
-        b.local(dim("a", mixer.num_attention_heads)),
-        b.kv_heads(mixer.num_key_value_heads),
-        dim("d", mixer.head_dim),
-    )
-    x = b.gather(x)
-    query = b.matmul(x, weights, "query", a * d)
-    key = b.matmul(x, weights, "key", k * d)
-    value = b.matmul(x, weights, "value", k * d)
-    if mixer.q_norm:
-        query = b.rms(query, mixer.q_norm, a)
-    if mixer.k_norm:
-        key = b.rms(key, mixer.k_norm, k)
-    query, key = _turned(b, query, key, tables)
-    mixed = kernel(b, query, key, value, (a, k, d, d), 0)
-    return b.scatter(b.matmul(mixed, weights, "output", dim("h", mixer.hidden_size)))
-
-
-def _mlp(b: _Builder, x: Value, module: MLP) -> Value:
-    """down(silu(gate(x)) * up(x))"""
-    t, f = b.tape, b.local(dim(module.letter, module.intermediate_size))
-    x = b.gather(x)
-    activated = ops.unary(t, b.matmul(x, module.weights, "gate", f), "activated")
-    inner = ops.mul(t, activated, b.matmul(x, module.weights, "up", f), "product")
-    del activated
-    return b.scatter(b.matmul(inner, module.weights, "down", dim("h", module.hidden_size)))
-
-
-def _program(b: _Builder, layer: Layer, x: Value, tables: Value) -> Value:
+def _program(b: TitanBuilder, layer: Layer, x: Value, tables: Value) -> Value:
     t = b.tape
     first, second = layer.norms
     if b.settings.router in COSINES:  # FSDP2 casts what a layer is given
@@ -128,23 +39,28 @@ def _program(b: _Builder, layer: Layer, x: Value, tables: Value) -> Value:
     with t.part("norms"):
         normal = b.rms(x, first)
     with t.part("attention"):
-        x = ops.add(t, x, _attention(b, normal, layer.mixer, tables), "residual")  # type: ignore[arg-type]
+        mixed = _mixed(b, normal, layer.mixer, tables)
+        x = ops.add(t, x, mixed, "residual")
+        del mixed
     del normal
     with t.part("norms"):
         normal = b.rms(x, second)
+    if isinstance(layer.feed_forward, MoE):
+        return ops.add(t, x, moe(b, normal, layer.feed_forward), "output")
     with t.part("mlp"):
-        return ops.add(t, x, _mlp(b, normal, layer.feed_forward), "output")  # type: ignore[arg-type]
+        return ops.add(t, x, mlp(b, normal, layer.feed_forward), "output")  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=4096)
 def layer_block(layer: Layer, path: tuple[str, ...], settings: Settings, recompute: str) -> Block:
     """One layer, whose checkpoint keeps nothing ("none" has no checkpoint), or what per-op selection keeps."""
     mixer = layer.mixer
-    assert isinstance(mixer, Attention)
+    assert isinstance(mixer, Attention | LatentAttention)
+    turned = mixer.qk_rope_head_dim if isinstance(mixer, LatentAttention) else mixer.head_dim
 
-    def run(saving: bool) -> tuple[Block, _Builder]:
-        b = _Builder(settings, layer, (), saving)
-        tables = b.tape.new("tables", dim("d", mixer.head_dim), POSITIONS, FULL)
+    def run(saving: bool) -> tuple[Block, TitanBuilder]:
+        b = TitanBuilder(settings, layer, (), saving)
+        tables = b.tape.new("tables", dim("d", turned), POSITIONS, FULL)
         b.tape.storages.clear()
         tables.storage.number = OUTSIDE
         if recompute == "selective" and not saving:
@@ -160,23 +76,22 @@ def layer_block(layer: Layer, path: tuple[str, ...], settings: Settings, recompu
         return whole
     first, outside = run(False)
     argument = (outside.argument.storage.number,) if outside.argument else ()
-    return _again(first, whole, builder.tape.stop, argument)
+    return _again(first, whole, builder.tape, argument)
 
 
-def _again(first: Block, whole: Block, stop: int, arguments: tuple[int, ...]) -> Block:
-    """A block that runs forward again before its backward, up to its last operator that saves anything.
+def _again(first: Block, whole: Block, tape: Tape, arguments: tuple[int, ...]) -> Block:
+    """A block that runs forward again when its backward first asks for what was saved, up to its last operator that saves.
 
     What the first run kept lies there already, and ends with its last reader; what the second run does not come to asks for
     lives on to the end of the block, as the input does, which the checkpoint holds (torch/utils/checkpoint.py).
     """
     kept = frozenset((0, *first.kept))
-    again = whole.forward[: whole.forward.index(stop)]
+    again = whole.forward[: whole.forward.index(tape.stop)]
     made = {event for event in again if event >= 0}
     unwound = made - {~event for event in again} - frozenset(whole.kept)
     held = kept - made | {*arguments}
-    events = (
-        [event for event in again if event not in kept] + [~number for number in sorted(unwound)] + [*whole.backward]
-    )
+    events = [event for event in again if event not in kept] + [~number for number in sorted(unwound)]
+    events = [*whole.backward[: tape.asks], *events, *whole.backward[tape.asks :]]
     end = [~number for number in sorted(held)]
     backward = (*(event for event in events if ~event not in held), *end)
     return Block(
@@ -210,7 +125,7 @@ def embedding_block(spec: ModelSpec, settings: Settings) -> Block:
 @lru_cache(maxsize=512)
 def end_block(spec: ModelSpec, settings: Settings) -> Block:
     """Final norm and head."""
-    b = _Builder(settings)
+    b = TitanBuilder(settings)
     vocabulary = b.local(dim("V", spec.vocab_size))
     norm = spec.final_norm
     assert norm is not None

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from calc.breakdown import Component, Formula, Number
 from calc.errors import InputError
-from calc.model.feed_forward import MLP
-from calc.model.mixers import Attention
+from calc.model.feed_forward import MLP, MoE
+from calc.model.mixers import Attention, LatentAttention
 from calc.model.spec import Layer, ModelSpec
 from calc.training.blocks import Sizes
 from calc.training.hf_stage import Source, block_segment
@@ -18,7 +18,8 @@ from calc.training.segments import Constant, Segment
 from calc.training.stages import Stage
 from calc.training.states import GRANULE
 from calc.training.tensors import ModelTensors, Tensors, kind_path
-from calc.training.torchtitan import COSINES, MODELS, embedding_block, end_block, layer_block, loss_block
+from calc.training.torchtitan import embedding_block, end_block, layer_block, loss_block
+from calc.training.torchtitan_parts import COSINES, MODELS
 from calc.units import round_up
 
 PROGRAM = Source(
@@ -28,25 +29,32 @@ PROGRAM = Source(
 _LOSS = Tensors(("loss",), ())
 
 
-def check_model(spec: ModelSpec) -> None:
-    """InputError unless torchtitan has a program for the model, and this ledger holds it."""
+def check_model(plan: TrainingPlan, spec: ModelSpec) -> None:
+    """InputError unless torchtitan has a program for the model, and it is written here for the plan's layout."""
     if spec.architecture not in MODELS:
         raise InputError(
             f"implementation: 'torchtitan' has no program for {spec.name} ({spec.architecture or 'no architecture'}) here; "
             f"it is modelled for {', '.join(sorted(MODELS))}",
             "implementation",
         )
-    if spec.tied or any(not _plain(kind) for kind in spec.layers.kinds):
+    if spec.tied or not all(map(_plain, spec.layers.kinds)):
         raise InputError(
-            f"implementation: 'torchtitan' is modelled for untied embeddings and dense layers without biases, which {spec.name} "
+            f"implementation: 'torchtitan' is modelled for untied embeddings and layers without biases, which {spec.name} "
             "does not have",
             "implementation",
         )
+    dense = all(isinstance(kind.mixer, Attention) and isinstance(kind.feed_forward, MLP) for kind in spec.layers.kinds)
+    for field in ("tp", "ep", "cp"):
+        degree = getattr(plan, field)
+        if degree > 1 and not dense:
+            raise InputError.of(field, degree, f"'torchtitan' is modelled for {spec.name} with {field} 1 only")
 
 
 def _plain(layer: Layer) -> bool:
     mixer, module = layer.mixer, layer.feed_forward
-    return isinstance(mixer, Attention) and isinstance(module, MLP) and not mixer.bias and not module.bias
+    mixes = isinstance(mixer, Attention | LatentAttention) and not mixer.bias
+    dense = isinstance(module, MLP) and not module.bias
+    return mixes and (dense or (isinstance(module, MoE) and not module.shared_gate and len(module.router) == 1))
 
 
 def settings_of(plan: TrainingPlan, spec: ModelSpec) -> Settings:
@@ -62,7 +70,7 @@ def settings_of(plan: TrainingPlan, spec: ModelSpec) -> Settings:
 
 def torchtitan_segments(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: ModelTensors) -> list[Segment]:
     """The blocks in order of execution: embedding, layers, final norm with head, loss."""
-    check_model(spec)
+    check_model(plan, spec)
     settings = settings_of(plan, spec)
     sizes = Sizes(plan.micro_batch, plan.seq // plan.cp, GRANULE)
     made = [block_segment(("embedding",), embedding_block(spec, settings), sizes, tensors.embedding, plan, PROGRAM)]
@@ -95,12 +103,19 @@ def torchtitan_constants(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> l
     made.append(replace(_constant("loss_sum", 4, "4", {}, False, "layers"), fixed=True, late=True))
     made.append(_constant("loss_gradient", 4, "4", {}, False, "backward"))
     mixer = spec.layers.kinds[0].mixer
-    assert isinstance(mixer, Attention)
-    numbers: dict[str, Number] = {"s": plan.seq, "d": mixer.head_dim}
+    assert isinstance(mixer, Attention | LatentAttention)
+    turned = mixer.qk_rope_head_dim if isinstance(mixer, LatentAttention) else mixer.head_dim
+    numbers: dict[str, Number] = {"s": plan.seq, "d": turned}
     width = 8 if spec.architecture in COSINES else 4  # cosines and sines, or a complex number for a pair of features
     name = "cosines_and_sines" if spec.architecture in COSINES else "rotations"
-    size = width * plan.seq * mixer.head_dim
-    made.append(_constant(name, size, rf"{width} \cdot <s> \cdot <d>", numbers, False, "step"))
+    made.append(_constant(name, width * plan.seq * turned, rf"{width} \cdot <s> \cdot <d>", numbers, False, "step"))
+    for kind, count in sorted(stage.counts.items()):
+        module = spec.layers.kinds[kind].feed_forward
+        if isinstance(module, MoE):  # a bias for each expert, and how many tokens it had: fp32 buffers
+            numbers = {"L": count, "E": module.num_experts}
+            each = round_up(4 * module.num_experts, GRANULE)
+            latex = r"2 \cdot <L> \cdot 512 \cdot \lceil \frac{4 \cdot <E>}{512} \rceil"
+            made.append(_constant(f"balance_{kind}", 2 * count * each, latex, numbers, False, "step"))
     return made
 
 

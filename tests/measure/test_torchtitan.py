@@ -14,56 +14,113 @@ EQUAL = (256, 512, 8, 8, 32, 3, 64)  # so small a vocabulary that the layers, no
 WIDE = (128, 512, 4, 2, 64, 2, 32000)  # head size · heads is not the hidden size; the loss is most of it
 
 
-def predicted(shape, plan):
-    """The answer for the same decoder as a config."""
-    hidden, intermediate, heads, kv_heads, head, layers, vocabulary = shape[:7]
-    qwen = shape[7:] == (True,)
-    config = {
-        "architectures": ["Qwen3ForCausalLM" if qwen else "LlamaForCausalLM"],
-        "model_type": "qwen3" if qwen else "llama",
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head,
-        "num_hidden_layers": layers,
-        "vocab_size": vocabulary,
+QWEN = (256, 768, 8, 2, 32, 2, 1000, True)
+DEEPSEEK = (256, 768, 8, 8, 48, 3, 1000, False)
+
+
+def config(shape):
+    """The same decoder as a config of transformers, which the formula reads."""
+    made = {
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "num_hidden_layers": shape.layers,
+        "vocab_size": shape.vocabulary,
         "tie_word_embeddings": False,
+        "num_experts_per_tok": shape.experts.chosen if shape.experts else None,
+        "moe_intermediate_size": shape.experts.width if shape.experts else None,
     }
+    if shape.latent:
+        latent, experts = shape.latent, shape.experts
+        kind = "3" if experts.normalised else "2"
+        return made | {
+            "architectures": [f"DeepseekV{kind}ForCausalLM"],
+            "model_type": f"deepseek_v{kind}",
+            "q_lora_rank": latent.query_rank or None,
+            "kv_lora_rank": latent.rank,
+            "qk_nope_head_dim": latent.nope,
+            "qk_rope_head_dim": latent.rope,
+            "v_head_dim": latent.value,
+            "n_routed_experts": experts.count,
+            "n_shared_experts": experts.shared // experts.width,
+            "first_k_dense_replace": experts.dense,
+            "n_group": 1,
+            "topk_group": 1,
+        }
+    if shape.experts:
+        names = {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "num_experts": shape.experts.count,
+        }
+        return made | names | {"head_dim": shape.head, "mlp_only_layers": [], "decoder_sparse_step": 1}
+    name = "Qwen3ForCausalLM" if shape.cosines else "LlamaForCausalLM"
+    made = {key: value for key, value in made.items() if value is not None}
+    return made | {"architectures": [name], "model_type": "qwen3" if shape.cosines else "llama", "head_dim": shape.head}
+
+
+def both(shape, plan):
+    """The answer, and what was seen."""
+    from tests.measure.torchtitan_program import run
+
     options = {"implementation": "torchtitan", "recipe": "fsdp-bf16", "zero": 3, "optimizer_kernel": "fused"}
-    return train(from_config(config, "decoder"), TrainingPlan(**options, **plan))
+    told = train(from_config(config(shape), "decoder"), TrainingPlan(**options, **plan))
+    whole = plan.get("reshard_after_forward", True)
+    seen = run(shape, plan["micro_batch"], plan["seq"], plan["dp"], plan["recompute"], whole, plan.get("tp", 1))
+    return told, seen
 
 
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+CASES = {
+    "grouped": (GROUPED, {"seq": 512, "micro_batch": 2, "dp": 8}, ("none", "selective", "full")),
+    "qwen3": ((*GROUPED, True), {"seq": 512, "micro_batch": 2, "dp": 8}, ("selective", "full")),
+    "layers highest": (EQUAL, {"seq": 256, "micro_batch": 3, "dp": 2}, ("selective", "full")),
+    "loss highest": (WIDE, {"seq": 1024, "micro_batch": 1, "dp": 64}, ("selective",)),
+    "kept whole": (
+        (*WIDE, True),
+        {"seq": 384, "micro_batch": 1, "dp": 4, "reshard_after_forward": False},
+        ("none", "full"),
+    ),
+    "tp": (GROUPED, {"seq": 512, "micro_batch": 2, "dp": 4, "tp": 2}, ("none", "selective", "full")),
+    "qwen3 tp": ((*WIDE, True), {"seq": 256, "micro_batch": 1, "dp": 8, "tp": 2}, ("selective",)),
+}
+
+
 @pytest.mark.parametrize(
     ("shape", "plan"),
     [
-        (GROUPED, {"seq": 512, "micro_batch": 2, "dp": 8}),
-        ((*GROUPED, True), {"seq": 512, "micro_batch": 2, "dp": 8}),
-        (EQUAL, {"seq": 256, "micro_batch": 3, "dp": 2}),
-        (WIDE, {"seq": 1024, "micro_batch": 1, "dp": 64}),
-        ((*WIDE, True), {"seq": 384, "micro_batch": 1, "dp": 4, "reshard_after_forward": False}),
-        (GROUPED, {"seq": 512, "micro_batch": 2, "dp": 4, "tp": 2}),
-        ((*WIDE, True), {"seq": 256, "micro_batch": 1, "dp": 8, "tp": 2}),
+        pytest.param(shape, {**plan, "recompute": level}, id=f"{name} {level}")
+        for name, (shape, plan, levels) in CASES.items()
+        for level in levels
     ],
-    ids=["grouped", "qwen3", "equal", "wide", "qwen3-whole", "tp", "qwen3-tp"],
 )
-def test_the_formula_is_the_traced_program_to_the_byte(shape, plan, recompute):
-    from tests.measure.torchtitan_program import Shape, run
+def test_the_formula_is_the_traced_program_to_the_byte(shape, plan):
+    from tests.measure.torchtitan_program import Shape
 
-    told = predicted(shape, {**plan, "recompute": recompute})
-    seen = run(
-        Shape(*shape),
-        plan["micro_batch"],
-        plan["seq"],
-        plan["dp"],
-        recompute,
-        plan.get("reshard_after_forward", True),
-        plan.get("tp", 1),
-    )
+    told, seen = both(Shape(*shape), plan)
     states = told.parameters_bytes + told.optimizer_bytes
     loss = 512  # the caller's
     assert told.phases == seen.phases
     assert told.peak_bytes == max(seen.phases.values())
     assert told.activations_bytes == seen.after_forward - states
     assert told.gradients_bytes + loss == seen.after_backward - seen.before
+
+
+@pytest.mark.parametrize(
+    ("name", "recompute"),
+    [("qwen3-moe", "none"), ("qwen3-moe", "selective"), ("deepseek-v2", "selective"), ("deepseek-v3", "full")],
+)
+def test_experts_differ_from_the_traced_program_by_the_row_of_zeros_that_padding_reads(name, recompute):
+    from tests.measure.torchtitan_program import Experts, Latent, Shape
+
+    shape = {
+        "qwen3-moe": Shape(*QWEN, experts=Experts(16, 4, 128, normalised=True)),
+        "deepseek-v2": Shape(*DEEPSEEK, Latent(0, 64, 32, 16, 32), Experts(16, 4, 128, 256, dense=1)),
+        "deepseek-v3": Shape(*DEEPSEEK, Latent(96, 64, 32, 16, 32), Experts(16, 4, 128, 128, True, 1)),
+    }[name]
+    told, seen = both(shape, {"seq": 512, "micro_batch": 2, "dp": 8, "recompute": recompute})
+    row = 2 * shape.hidden
+    assert told.phases["step"] == seen.phases["step"]
+    assert seen.phases["forward"] - told.phases["forward"] == row
+    assert seen.phases["backward"] - told.phases["backward"] == (0 if recompute == "none" else row)
+    assert told.activations_bytes == seen.after_forward - told.parameters_bytes - told.optimizer_bytes

@@ -47,6 +47,27 @@ KEPT = {
 
 
 @dataclass(frozen=True)
+class Latent:
+    """Multi-head latent attention: ranks of queries (0: none) and of keys and values, sizes of a head's parts."""
+
+    query_rank: int
+    rank: int
+    nope: int
+    rope: int
+    value: int
+
+
+@dataclass(frozen=True)
+class Experts:
+    count: int
+    chosen: int
+    width: int
+    shared: int = 0
+    normalised: bool = False
+    dense: int = 0  # layers without experts that come first
+
+
+@dataclass(frozen=True)
 class Shape:
     hidden: int
     intermediate: int
@@ -56,6 +77,8 @@ class Shape:
     layers: int
     vocabulary: int
     cosines: bool = False  # Qwen3: norms on heads, rotary positions by cosines and sines
+    latent: Latent | None = None
+    experts: Experts | None = None
 
 
 class _FusedRms(torch.autograd.Function):
@@ -135,20 +158,24 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    def __init__(self, shape):
+    def __init__(self, shape, width):
         super().__init__()
-        self.gate = nn.Linear(shape.hidden, shape.intermediate, bias=False)
-        self.down = nn.Linear(shape.intermediate, shape.hidden, bias=False)
-        self.up = nn.Linear(shape.hidden, shape.intermediate, bias=False)
+        self.gate = nn.Linear(shape.hidden, width, bias=False)
+        self.down = nn.Linear(width, shape.hidden, bias=False)
+        self.up = nn.Linear(shape.hidden, width, bias=False)
 
     def forward(self, x):
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
 class Block(nn.Module):
-    def __init__(self, shape):
+    def __init__(self, shape, index):
+        from tests.measure import torchtitan_experts as others
+
         super().__init__()
-        self.attention, self.feed_forward = Attention(shape), FeedForward(shape)
+        self.attention = others.LatentAttention(shape) if shape.latent else Attention(shape)
+        dense = shape.experts is None or index < shape.experts.dense
+        self.feed_forward = FeedForward(shape, shape.intermediate) if dense else others.Experts(shape)
         self.attention_norm, self.feed_forward_norm = Norm(shape.hidden), Norm(shape.hidden)
 
     def forward(self, x, table):
@@ -159,10 +186,11 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     def __init__(self, shape, longest):
         super().__init__()
-        size = (longest, 2 * shape.head) if shape.cosines else (longest, shape.head // 2)
+        head = shape.latent.rope if shape.latent else shape.head
+        size = (longest, 2 * shape.head) if shape.cosines else (longest, head // 2)
         self.register_buffer("table", torch.empty(size, dtype=torch.float32 if shape.cosines else torch.complex64))
         self.embedding = nn.Embedding(shape.vocabulary, shape.hidden)
-        self.layers = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.layers = nn.ModuleList(Block(shape, index) for index in range(shape.layers))
         self.norm = Norm(shape.hidden)
         self.head = nn.Linear(shape.hidden, shape.vocabulary, bias=False)
 
