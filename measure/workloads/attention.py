@@ -19,7 +19,7 @@ from kernels.standard_attention import standard_attention
 from measure.timing import time_call
 from measure.workloads import Setting
 from measure.workloads.cases import Case, each, timed_size
-from measure.workloads.kernel_rows import intensity_row, measured_roofs, rate_row, sheet_roofs, time_row
+from measure.workloads.kernel_rows import intensity_row, measured_roofs, rate_row, sheet_roofs, time_row, with_triton
 
 # sequences, heads, head size
 _SIZES: Final = {"small": ((128, 256, 512), 4, 64), "medium": ((1024, 2048, 4096, 8192), 16, 128)}
@@ -57,12 +57,10 @@ def _at(setting: Setting, s: int, heads: int, head: int) -> Iterator[Measured]:
 def _kinds(setting: Setting) -> Mapping[str, Attention]:
     """The programs that this device can run; Triton compiles for GPUs alone."""
     kinds: dict[str, Attention] = {"standard": standard_attention, "flash": scaled_dot_product_attention}
-    if setting.device.kind == "cpu":
+    if not with_triton(setting.device):
         return kinds
-    try:
-        from kernels.flash_attention import flash_attention
-    except ImportError:
-        return kinds
+    from kernels.flash_attention import flash_attention
+
     return kinds | {"flash/triton": flash_attention}
 
 

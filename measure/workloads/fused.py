@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -20,7 +19,7 @@ from calc.records import Measured
 from measure.timing import time_call
 from measure.workloads import Setting
 from measure.workloads.cases import Case, each, timed_size
-from measure.workloads.kernel_rows import bandwidth_row, intensity_row, sheet_roofs, time_row
+from measure.workloads.kernel_rows import bandwidth_row, intensity_row, sheet_roofs, time_row, with_triton
 from measure.workloads.quantisation import NF4
 
 Call = Callable[[], object]
@@ -75,8 +74,7 @@ def _timed(setting: Setting, make: Callable[[Given], Operation], divisor: int) -
     torch.manual_seed(0)
     rows, columns = _SHAPES[setting.size]
     device = torch.device(setting.device.name)
-    with_triton = setting.device.kind != "cpu" and find_spec("triton") is not None
-    operation = make(Given(device, rows // divisor, columns, with_triton))
+    operation = make(Given(device, rows // divisor, columns, with_triton(setting.device)))
     roof = sheet_roofs(setting.device, torch.bfloat16).bandwidth
     for program, call in (("torch", operation.torch), ("triton", operation.triton)):
         if call:

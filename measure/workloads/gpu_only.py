@@ -78,7 +78,10 @@ def _context(setting: Setting, divisor: int) -> Iterator[Measured]:
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT, env=os.environ
     ) as tenant:
         assert tenant.stdout is not None
-        reserved = int(tenant.stdout.readline())
+        said = tenant.stdout.readline()
+        if not said:
+            raise RuntimeError("a second process could not use the GPU beside this one (is it in exclusive mode?)")
+        reserved = int(said)
         during, _ = torch.cuda.mem_get_info(setting.device.name)
         tenant.communicate("")
     yield Measured("", "context", _lines(setting, 0)[0], before - during - reserved, "bytes")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from importlib import import_module
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -24,7 +23,14 @@ from measure.trace import TraceOptions
 from measure.trace.model import build, quiet
 from measure.workloads import Setting
 from measure.workloads.cases import Case, each, timed_size
-from measure.workloads.kernel_rows import bandwidth_row, intensity_row, measured_roofs, sheet_roofs, time_row
+from measure.workloads.kernel_rows import (
+    bandwidth_row,
+    intensity_row,
+    measured_roofs,
+    sheet_roofs,
+    time_row,
+    with_triton,
+)
 from measure.workloads.models import config_of, name_of, two_depths, with_depth
 
 _BLOCK: Final = 16  # tokens of a block, vLLM's default
@@ -196,13 +202,11 @@ def _latents(setting: Setting, sequences: int, length: int, heads: int) -> Decod
 
 def _programs(setting: Setting, plain: Callable[..., Tensor], kernel: str) -> Mapping[str, Callable[..., Tensor]]:
     """The programs that this device can run; Triton compiles for GPUs alone."""
-    if setting.device.kind == "cpu":
+    if not with_triton(setting.device):
         return {"torch": plain}
-    try:
-        kernels = import_module("kernels.paged_decode")
-    except ImportError:  # no Triton on this system
-        return {"torch": plain}
-    return {"torch": plain, "triton": getattr(kernels, kernel)}
+    from kernels import paged_decode
+
+    return {"torch": plain, "triton": getattr(paged_decode, kernel)}
 
 
 def gathered_decode(q_BHD: Tensor, k_NTHD: Tensor, v_NTHD: Tensor, table_BM: Tensor, lengths_B: Tensor) -> Tensor:

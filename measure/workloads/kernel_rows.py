@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Final, NamedTuple
 
 import torch
@@ -56,6 +57,13 @@ def measured_roofs(device: Device, dtype: torch.dtype) -> Roofs:
     out = torch.empty_like(x)
     copy = time_call(lambda: out.copy_(x), where, seconds=0.3)
     return Roofs(2 * n**3 / matmul.median, 2 * nbytes / copy.median)
+
+
+def with_triton(device: Device) -> bool:
+    """Whether Triton's kernels run there in bf16: they compile for GPUs alone, NVIDIA's from compute capability 8.0 on."""
+    if device.kind == "cpu" or find_spec("triton") is None:
+        return False
+    return device.kind != "cuda" or torch.cuda.get_device_capability(device.name) >= (8, 0)
 
 
 def time_row(name: str, times: Spread, predicted: float | None) -> Measured:

@@ -17,7 +17,7 @@ from calc.units import GiB, MiB
 from measure.timing import time_call
 from measure.workloads import Setting
 from measure.workloads.cases import Case, each, timed_size
-from measure.workloads.kernel_rows import FORMATS, bandwidth_row, intensity_row, rate_row, sheet_roofs
+from measure.workloads.kernel_rows import FORMATS, bandwidth_row, intensity_row, rate_row, sheet_roofs, with_triton
 
 # M, K, N: squares, and few rows as in decoding
 _SHAPES: Final = {
@@ -68,16 +68,17 @@ def _matmuls(setting: Setting, rows: int) -> Iterator[tuple[torch.dtype, str, Ma
     if setting.device.kind == "cpu":
         return
     capability = torch.cuda.get_device_capability(setting.device.name)
-    if capability >= (8, 9):
+    has_fp8 = setting.device.kind == "cuda" and capability >= (8, 9)  # AMD's cards have another e4m3
+    if has_fp8:
         one = torch.ones((), device=setting.device.name)
         scaled: Any = partial(torch._scaled_mm, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
         yield torch.float8_e4m3fn, "torch", scaled
-    try:
-        from kernels.matmul import CAPABILITY, OUTPUTS, matmul
-    except ImportError:  # no Triton on this system
+    if not with_triton(setting.device):
         return
+    from kernels.matmul import OUTPUTS, matmul
+
     for dtype in OUTPUTS:
-        if capability >= CAPABILITY.get(dtype, (0, 0)):
+        if has_fp8 or dtype != torch.float8_e4m3fn:
             yield dtype, "triton", matmul
 
 
@@ -97,24 +98,20 @@ _SCALE: Final = 3.0
 def _triads(setting: Setting) -> Mapping[str, Fill]:
     """The triads that this device can run."""
     triads: dict[str, Fill] = {"triad/torch": lambda out, x, y: torch.add(x, y, alpha=_SCALE, out=out)}
-    if setting.device.kind == "cpu":
+    if not with_triton(setting.device):
         return triads
-    try:
-        from kernels.triad import triad_into
-    except ImportError:  # no Triton on this system
-        return triads
+    from kernels.triad import triad_into
+
     return triads | {"triad/triton": lambda out, x, y: triad_into(out, x, y, _SCALE)}
 
 
 def _copies(setting: Setting) -> Mapping[str, Fill]:
     """The copies that this device can run; Triton compiles for GPUs alone."""
     copies: dict[str, Fill] = {"copy/torch": lambda out, x, y: out.copy_(x)}
-    if setting.device.kind == "cpu":
+    if not with_triton(setting.device):
         return copies
-    try:
-        from kernels.copy import copy_into
-    except ImportError:  # no Triton on this system
-        return copies
+    from kernels.copy import copy_into
+
     return copies | {"copy/triton": lambda out, x, y: copy_into(out, x)}
 
 

@@ -46,7 +46,7 @@ def machine() -> None:
 def about(plan: MeasurePlan) -> None:
     """What the chosen workload tests and needs."""
     row = _workloads()[plan.workload]
-    st.markdown(f"Tests the {plain(row['tests'])}. Needs {plain(row['needs'])}.")
+    st.markdown(f"**Tests** {plain(row['tests'])}. **Needs** {plain(row['needs'])}.")
 
 
 def begin(plan: MeasurePlan, model: str) -> None:
@@ -95,7 +95,7 @@ def _under_way(pace: float, own_had_ended: bool) -> None:
     own = st.session_state.get(_OWN, ())
     shown = sorted(waiting, key=lambda run: run.key not in own)[:_MOST_WAITING]
     for run in [*(run for run in going if not run.ahead), *shown]:
-        st.progress(run.fraction, text=plain(_line(run, run.key in own)))
+        st.progress(run.fraction, text=plain(_line(run, own=len(going) > 1 and run.key in own)))
         st.button("Cancel", key=f"cancel {run.key}", on_click=measuring.cancel, args=(run.key,), icon=":material/stop:")
         if run.rows and (run.key in own or not any(each.key in own for each in waiting)):
             _table(run.rows)
@@ -151,20 +151,20 @@ def _cases(rows: Sequence[Mapping[str, Any]]) -> None:
                 "Quantity": [row["quantity"].replace("/", " › ").replace("_", " ") for row in here],
                 "Predicted": [_read(row, "predicted") for row in here],
                 "Measured": [_read(row, "measured") for row in here],
-                "Error": [row["relative_error"] for row in here],
+                "Error": ["" if row["relative_error"] is None else f"{row['relative_error']:+.2%}" for row in here],
                 "Exact predicted": [_exact(row["predicted"]) for row in here],
                 "Exact measured": [_exact(row["measured"]) for row in here],
                 "20 to 80 %": [_spread(row) for row in here],
             }
         )
-        tab.dataframe(frame, hide_index=True, column_config={"Error": st.column_config.NumberColumn(format="percent")})
+        tab.dataframe(frame, hide_index=True)
 
 
 def _read(row: Mapping[str, Any], side: str) -> str:
     value = row[side]
     if value is None:
         return "unknown"
-    return show_value(value, row["unit"]) if row["unit"] == "bytes" else f"{value:,.4g} {row['unit']}"
+    return show_value(value, row["unit"]) if row["unit"] in ("bytes", "seconds") else f"{value:,.4g} {row['unit']}"
 
 
 def _exact(value: float | None) -> str:

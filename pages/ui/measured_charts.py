@@ -12,6 +12,7 @@ from calc.units import show_value
 from pages.ui.charts import title
 
 _HEIGHT = 340
+_LEGEND_ROW = 14  # pixels
 _GREY = "#8a8f98"
 _LEGEND = {"orient": "bottom", "title": None, "labelLimit": 260, "columns": {"expr": "max(1, floor(width / 260))"}}
 _LOG = {"type": "log", "nice": False}
@@ -39,7 +40,8 @@ def _point(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(row: Mapping[str, Any], side: str) -> str:
-    return show_value(row[side], "bytes") if row["unit"] == "bytes" else f"{row[side]:,.4g} {row['unit']}".rstrip()
+    unit = row["unit"]
+    return show_value(row[side], unit) if unit in ("bytes", "seconds") else f"{row[side]:,.4g} {unit}".rstrip()
 
 
 def _against(rows: Sequence[Mapping[str, Any]], label: str) -> dict[str, Any]:
@@ -91,8 +93,9 @@ def roofline(found: Roofline, key: str) -> None:
         }
         for point in found.points
     ]
+    kernels = len({point["kernel"] for point in points})
     spec = {
-        "height": _HEIGHT,
+        "height": _HEIGHT + _LEGEND_ROW * kernels,  # its legend takes of it, most where the screen is narrow
         "layer": [
             {"data": {"values": list(_lines(found.roofs, ends))}, "mark": {"type": "line"}, "encoding": _ROOFS},
             {"mark": {"type": "point", "filled": True, "size": 80}, "encoding": _KERNELS},

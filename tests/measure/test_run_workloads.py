@@ -1,7 +1,5 @@
 """The workloads themselves: what calc predicts is what torch and transformers hold, to the byte."""
 
-import sys
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -15,7 +13,7 @@ from calc.units import GiB  # noqa: E402
 from measure import child  # noqa: E402
 from measure.devices import CATALOGUE, Device, resolve  # noqa: E402
 from measure.timing import Spread, spread, time_call  # noqa: E402
-from measure.workloads import SIZES, WORKLOADS, Setting, attention, decoder_states, inference, rates  # noqa: E402
+from measure.workloads import SIZES, WORKLOADS, Setting, attention, decoder_states, inference, kernel_rows, rates  # noqa: E402
 from measure.workloads.cases import timed_size  # noqa: E402
 from tests.latex import assert_formulas_hold  # noqa: E402
 
@@ -194,8 +192,7 @@ def test_a_card_that_another_process_fills_is_refused_before_anything_is_built(m
 
 
 def test_without_triton_a_gpu_is_measured_by_torch_alone(monkeypatch):
-    for name in ("copy", "triad", "flash_attention", "matmul", "paged_decode"):
-        monkeypatch.setitem(sys.modules, f"kernels.{name}", None)  # as an import that fails
+    monkeypatch.setattr(kernel_rows, "find_spec", lambda name: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda name: (8, 0))
     gpu = setting(Device("cuda:0", "cuda", "as if", 80 * GiB))
     assert [program for _, program, _ in rates._matmuls(gpu, 64)] == ["torch"] * 4
@@ -203,6 +200,19 @@ def test_without_triton_a_gpu_is_measured_by_torch_alone(monkeypatch):
     assert list(rates._triads(gpu)) == ["triad/torch"]
     assert list(attention._kinds(gpu)) == ["standard", "flash"]
     assert list(inference._programs(gpu, inference.gathered_decode, "paged_decode")) == ["torch"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "capability", "formats"),
+    [("cuda", (7, 5), []), ("cuda", (8, 6), ["bf16", "fp16", "int8"]), ("rocm", (9, 4), ["bf16", "fp16", "int8"])],
+)
+def test_triton_is_timed_in_the_formats_that_the_card_has(monkeypatch, kind, capability, formats):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda name: capability)
+    gpu = setting(Device("cuda:0", kind, "as if", 80 * GiB))
+    found = [kernel_rows.FORMATS[dtype] for dtype, program, _ in rates._matmuls(gpu, 64) if program == "triton"]
+    assert found == formats
+    assert kernel_rows.with_triton(gpu.device) == bool(formats)
 
 
 def test_cublas_is_not_given_fewer_rows_of_int8_than_it_takes(monkeypatch):
