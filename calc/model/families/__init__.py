@@ -6,6 +6,7 @@ A new family is a function of a few lines over `common`, and one row in its modu
 from __future__ import annotations
 
 from calc.model.families import (
+    bert_kin,
     decoders,
     deepseek4,
     dense,
@@ -37,6 +38,6 @@ from calc.model.families.base import Family
 _MODULES = (
     *(decoders, dense, gpt, mixtures, sparse, latent, deepseek4, hybrid, linear),
     *(mimo, minimax, pruned, remote, gemma4, gemma3n, multimodal, llama4, mllama, vision, encoders, seq2seq),
-    *(hunyuan, mixed, shared, variants),
+    *(hunyuan, mixed, bert_kin, shared, variants),
 )
 FAMILIES: dict[str, Family] = {name: family for module in _MODULES for name, family in module.FAMILIES.items()}

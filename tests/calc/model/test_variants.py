@@ -82,6 +82,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Lfm3ForCausalLM",
         {"use_sandwich_norm": False, "use_attention_gate": False, "conv_bias": True, "attention_bias": True},
     ),
+    "xmod, three languages": (
+        "XmodForCausalLM",
+        {"languages": ["a", "b", "c"], "adapter_layer_norm": True, "pre_norm": True},
+    ),
+    "xlm, fifteen languages": ("XLMWithLMHeadModel", {"n_langs": 15, "emb_dim": 1024, "n_heads": 8, "causal": True}),
+    "rocbert without shapes": ("RoCBertForCausalLM", {"enable_shape": False, "hidden_size": 1536}),
+    "rocbert, not joined": ("RoCBertForCausalLM", {"concat_input": False}),
+    "rembert, square": ("RemBertForCausalLM", {"input_embedding_size": 1152}),
+    "xlnet-base": ("XLNetLMHeadModel", {"d_model": 768, "n_layer": 12, "n_head": 12, "d_inner": 3072}),
     "dots.llm1": (
         "Dots1ForCausalLM",
         {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2, "first_k_dense_replace": 1},
