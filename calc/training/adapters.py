@@ -1,10 +1,10 @@
-"""Adapters on a linear layer as peft computes them: LoRA, and DoRA, which gives each output a learned length."""
+"""Adapters on a linear layer as peft computes them: LoRA, DoRA, which gives each output a learned length, and QLoRA's NF4."""
 
 from __future__ import annotations
 
 from calc.model.weights import Dim, dim
 from calc.training import ops
-from calc.training.ops import FULL
+from calc.training.ops import FULL, HALF
 from calc.training.tape import FIXED, Edge, Tape, Value, Weight
 from calc.training.tensors import Lora
 
@@ -19,6 +19,8 @@ def adapted(t: Tape, x: Value, y: Value, shape: tuple[Dim, Dim], name: str, lora
     down = Weight(f"{name}_lora_A", r * inputs, True, FULL)  # autocast's copies are told apart by these names
     up = Weight(f"{name}_lora_B", out * r, True, FULL)
     with t.part(f"{name}_adapter"):
+        if lora.quantised:
+            return _beside_nf4(t, x, y, (down, up), r, out)
         wide = ops.cast(t, x, FULL, "adapter_input")
         if lora.magnitude:
             scaled = _decomposed(t, wide, y, (down, up), shape, r, bias)
@@ -28,6 +30,47 @@ def adapted(t: Tape, x: Value, y: Value, shape: tuple[Dim, Dim], name: str, lora
             scaled = ops.scale(t, high, "scaled")
             del low, high
         return ops.cast(t, ops.add(t, y, scaled, "adapted"), y.bytes, "adapted")
+
+
+def _beside_nf4(t: Tape, x: Value, y: Value, weights: tuple[Weight, Weight], r: Dim, out: Dim) -> Value:
+    """peft's Linear4bit: a clone of y, plus B(A(x)) * scaling, in y's format unless autocast runs."""
+    clone = t.like(y, "cloned")
+    t.record([y], clone, [], lambda g: (g,))
+    del y
+    wide = x if t.autocast else ops.cast(t, x, FULL, "adapter_input")
+    low = ops.linear(t, wide, weights[0], r, "lora_A")
+    high = ops.linear(t, low, weights[1], out, "lora_B")
+    scaled = ops.scale(t, high, "scaled")
+    del low, high
+    if not t.autocast:
+        scaled = ops.cast(t, scaled, clone.bytes, "scaled")
+    return ops.add(t, clone, scaled, "adapted")
+
+
+def nf4_linear(t: Tape, x: Value, weight: Weight, out: Dim, name: str) -> Value:
+    """bitsandbytes' Linear4bit in 16 bits: a working copy of the weight is dequantised, used and dropped, in backward again.
+
+    Its absmaxes come out in fp32 first. x is not kept; the result is cast back to x's format. Up to 1,536 tokens a kernel
+    of bitsandbytes may do without the copy, which is counted all the same.
+    """
+    inputs = ops.cast(t, x, HALF, f"{name}_input")
+    blocks = Dim(-(-weight.dim.size // 64), rf"\lceil \frac{{{weight.dim.latex}}}{{64}} \rceil", weight.dim.numbers)
+    copies = [t.new("absmaxes", blocks, FIXED, FULL), t.new("absmaxes", blocks, FIXED, FULL)]
+    copies.append(t.new(f"{name}_dequantised", weight.dim, FIXED, HALF))
+    y = t.new(name, out, x.extent, HALF)
+    copies.clear()
+    meta = (inputs.dim, inputs.extent, HALF)
+
+    def backward(g: Value) -> tuple[Value]:
+        absmaxes = t.new("absmaxes", blocks, FIXED, FULL)
+        copy = t.new(f"{name}_dequantised", weight.dim, FIXED, HALF)
+        del absmaxes
+        made = t.new("gradient", *meta)
+        del copy
+        return (made,)
+
+    t.record([inputs], y, [], backward)
+    return ops.cast(t, y, x.bytes, name)
 
 
 def _decomposed(

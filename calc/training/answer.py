@@ -18,6 +18,8 @@ from calc.training.offload import NOTES, Offloaded, offloaded
 from calc.training.overhead import SOURCES, Overhead, most, overhead
 from calc.training.plan import TrainingPlan, check
 from calc.training.published import zero_paper_activations
+from calc.training.quantised import NOTES as QUANTISED
+from calc.training.quantised import loading
 from calc.training.recipes import OPTIMIZERS, RECIPES
 from calc.training.stages import stages
 from calc.training.tensors import idle_towers
@@ -146,6 +148,7 @@ class TrainingAnswer:
             "fits": self.fits,
             "headroom_bytes": self.headroom_bytes,
             **self.offloaded.as_json(self.gpu),
+            "load_bytes": loading(self.plan, self.spec),
             "gpus": self.plan.gpus,
             "zero_paper_activations_bytes": zero_paper_activations(
                 self.plan.micro_batch, self.plan.seq, self.spec.hidden_size, self.spec.num_hidden_layers
@@ -177,6 +180,7 @@ def _assumptions(plan: TrainingPlan, spec: ModelSpec) -> list[str]:
     ]
     told += [note for note in (RECIPES[plan.recipe].note, OPTIMIZERS[plan.optimizer].note) if note]
     told += NOTES[plan.offload]
+    told += QUANTISED if plan.method == "qlora" else ()
     told += spec.beyond_positions("seq", plan.seq)
     idle = idle_towers(spec)
     if idle:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from calc.errors import InputError
 from calc.model.feed_forward import MLP, MoE
-from calc.model.mixers import Attention, LatentAttention
+from calc.model.mixers import Attention, CompressedAttention, LatentAttention, Recurrence
 from calc.model.spec import ModelSpec
 from calc.parameters import lora_parameters
 from calc.training.liger import PATCHES
@@ -25,7 +25,6 @@ Schedule = Literal[
 
 # What the flags allow and no ledger knows yet: refused by name, never ignored.
 _NOT_MODELLED = {
-    "method": {"qlora"},
     "objective": {"dpo", "ppo", "grpo"},
 }
 
@@ -87,7 +86,7 @@ class TrainingPlan(BaseModel):
     method: Literal["full", "lora", "dora", "qlora"] = Field("full", description="full training or adapters")
     lora_rank: int = Field(8, ge=1, le=65536, description="rank r of the adapters")
     lora_targets: Names = Field(
-        (), description="modules with adapters, with commas, or all-linear; left out: q_proj,v_proj"
+        (), description="modules with adapters, with commas, or all-linear; left out: q_proj,v_proj, all-linear for qlora"
     )
     objective: Literal["pretrain", "sft", "dpo", "ppo", "grpo"] = Field(
         "pretrain", description="what the step optimises"
@@ -160,7 +159,9 @@ class TrainingPlan(BaseModel):
         """The adapters, where only they train."""
         if self.method == "full":
             return None
-        return Lora(self.lora_rank, self.lora_targets, magnitude=self.method == "dora")
+        quantised = self.method == "qlora"
+        targets = self.lora_targets or (("all-linear",) if quantised else ())
+        return Lora(self.lora_rank, targets, magnitude=self.method == "dora", quantised=quantised)
 
     @cached_property
     def gpus(self) -> int:
@@ -275,6 +276,15 @@ _PLAN_RULES: tuple[Rule, ...] = (
         "method: {method!r} is modelled without tensor and expert parallelism: tp ({tp}) and ep ({ep}) must be 1",
     ),
     (
+        lambda plan: plan.method == "qlora" and plan.recipe not in ("pure-bf16", "amp"),
+        "method: 'qlora' has recipe pure-bf16 (what is not quantised in bf16, as loaded) or amp (in fp32, as peft prepares it), not "
+        "{recipe!r}",
+    ),
+    (
+        lambda plan: plan.method == "qlora" and plan.zero == 3,
+        "method: 'qlora' is modelled without sharded weights: zero ({zero}) must be at most 2",
+    ),
+    (
         lambda plan: bool(plan.lora_targets) and plan.method == "full",
         "lora_targets needs method 'lora', 'dora' or 'qlora', not {method!r}",
     ),
@@ -320,7 +330,7 @@ def check(plan: TrainingPlan, spec: ModelSpec) -> None:
         raise InputError.of("implementation", "liger", f"it is not modelled for {spec.architecture}; it is for {known}")
     experts = any(isinstance(kind.feed_forward, MoE) for kind in spec.layers.kinds)
     stacked = experts and spec.architecture not in _PUBLISHED_STACKED
-    if stacked and plan.lora_targets == ("all-linear",):  # adapters of rank r · E on the stacked weights (peft 0.21)
+    if stacked and plan.lora and plan.lora.targets == ("all-linear",):  # adapters of rank r · E on the stacked weights (peft 0.21)
         raise InputError(
             f"lora_targets: with 'all-linear' peft adapts the experts of {spec.name} too, which is not modelled; "
             "name the modules, such as q_proj,v_proj",
@@ -328,7 +338,9 @@ def check(plan: TrainingPlan, spec: ModelSpec) -> None:
         )
     if plan.ep > 1 and not experts:
         raise InputError.of("ep", plan.ep, f"{spec.name} has no experts, so it must be 1")
-    if plan.lora and not plan.lora_targets and not has_peft_targets(spec):
+    if plan.method == "qlora" and any(isinstance(kind.mixer, Recurrence | CompressedAttention) for kind in spec.layers.kinds):
+        raise InputError.of("method", "qlora", f"it is not modelled for the recurrent or compressed layers of {spec.name}")
+    if plan.lora and not plan.lora.targets and not has_peft_targets(spec):
         raise InputError(
             f"lora_targets: left out, and peft's own choice names no linear layer of {spec.name}; name the modules",
             "lora_targets",

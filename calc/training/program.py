@@ -9,7 +9,7 @@ from calc.model.spec import Layer
 from calc.model.weights import Dim, Norm, dim
 from calc.model.weights import Weight as ModelWeight
 from calc.training import liger, ops
-from calc.training.adapters import adapted
+from calc.training.adapters import adapted, nf4_linear
 from calc.training.norms import NORMS
 from calc.training.ops import ONE
 from calc.training.tape import TOKENS, Extent, Tape, Value, Weight
@@ -120,7 +120,11 @@ class Builder:
         biases = tuple(weight for weight in found if not weight.matmul)
         bias = self.weight(*biases) if biases else None
         lora = self.settings.lora
-        y = ops.linear(self.tape, x, self.weight(*matrices), out, name, bias)
+        quantised = lora is not None and lora.quantised and module in self.modules
+        if quantised:
+            y = nf4_linear(self.tape, x, self.weight(*matrices), out, name)
+        else:
+            y = ops.linear(self.tape, x, self.weight(*matrices), out, name, bias)
         if lora and lora.takes(self.modules, module):
             return adapted(self.tape, x, y, (matrices[0].shape[1], out), name, lora, bias is not None)
         return y

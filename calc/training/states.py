@@ -29,7 +29,7 @@ class Rule:
     """One state of the ledger as it lies on a device: bytes for each element, and how the ranks divide it.
 
     `kind`: "plain" bytes an element, "blocks" 8 bits with a scale a block, "factored" a row and a column. `only`: "vector"
-    for states that hidden matrices do not have.
+    for states that hidden matrices do not have. `per`: so many elements share the bytes.
     """
 
     name: str
@@ -40,6 +40,25 @@ class Rule:
     url: str
     kind: str = "plain"
     only: str = ""
+    per: int = 1
+
+
+_BNB = (
+    "QLoRA, arXiv 2305.14314, section 3: NF4 in blocks of 64, absmax in 8 bits by groups of 256 (bitsandbytes 0.50)",
+    "https://arxiv.org/abs/2305.14314",
+)
+NF4 = tuple(
+    Rule(name, "parameters", size, 3, *_BNB, per=per)
+    for name, size, per in (("weight", 1, 2), ("absmax", 1, 64), ("absmax_scale", 4, 64 * 256))
+)
+NF4_TABLES = {
+    "levels": 4 * 16,
+    "absmax_levels": 4 * 256,
+    "absmax_mean": 4,
+}  # of each weight, which bitsandbytes keeps beside it
+_TABLES = Formula(
+    r"1092 \cdot <tensors>", "bitsandbytes 0.50, functional.py, QuantState: levels, absmax levels and mean", _BNB[1]
+)
 
 
 @cache
@@ -89,6 +108,8 @@ class StateKey(NamedTuple):
         """The states of this tensor. peft keeps adapters in fp32; what LoRA freezes, or no text reaches, has its weight alone."""
         if tensor.adapter:
             return rules("fp32", self.optimizer)
+        if tensor.quantised:
+            return NF4
         fp32 = tensor.wide and self.recipe == "pure-bf16" and self.granule > 1
         found = rules("fp32" if fp32 else self.recipe, self.optimizer)
         return tuple(rule for rule in found if rule.group == "parameters") if self.frozen or tensor.frozen else found
@@ -120,7 +141,7 @@ class StateKey(NamedTuple):
         if rule.kind == "blocks":
             small = tensor.elements < OPTIMIZERS[self.optimizer].smallest
             return 4 * elements if small else elements + 4 * ceil_div(elements, OPTIMIZERS[self.optimizer].block)
-        return rule.bytes * elements
+        return rule.bytes * ceil_div(elements, rule.per)
 
 
 class GroupBytes(NamedTuple):
@@ -156,9 +177,13 @@ def group_bytes(tensors: Tensors, key: StateKey) -> GroupBytes:
                 copies[held] = copies.get(held, 0) + whole
     if key.counters:
         trained = {
-            key.storage(tensor) for tensor in tensors.tensors if any(rule.group == "gradients" for rule in key.rules(tensor))
+            key.storage(tensor)
+            for tensor in tensors.tensors
+            if any(rule.group == "gradients" for rule in key.rules(tensor))
         }
         stored |= {("optimizer", "step", storage): 4 for storage in trained}
+    for storage in {tensor.storage for tensor in tensors.tensors if tensor.quantised}:
+        stored |= {("parameters", name, storage): size for name, size in NF4_TABLES.items()}
     exact, rounded = dict.fromkeys(GROUPS, 0), dict.fromkeys(GROUPS, 0)
     for (group, _, _), size in stored.items():
         up = round_up(size, key.granule)
@@ -203,6 +228,8 @@ def _elements_latex(key: StateKey, tensor: Tensor, rule: Rule, ranks: int, numbe
         if tensor.elements >= ledger.smallest:
             return rf"{whole} + 4 \cdot \lceil \frac{{{whole}}}{{{ledger.block}}} \rceil"
         return rf"4 \cdot {whole}"
+    if rule.per > 1:
+        return rf"{rule.bytes} \cdot \lceil \frac{{{whole}}}{{{rule.per}}} \rceil"
     return rf"{rule.bytes} \cdot {whole}"
 
 
@@ -230,9 +257,12 @@ def _group(group: str, groups: tuple[Placed, ...], key: StateKey) -> Component:
     told = sum(int(child.total) for child in children)
     if exact > told:  # what belongs to whole storages, not to their parts
         counters = Formula(r"4 \cdot <tensors>", OPTIMIZERS[key.optimizer].source, OPTIMIZERS[key.optimizer].url)
-        children.append(
-            Component("step_counters", exact - told, formula=counters, numbers={"tensors": (exact - told) // 4})
+        name, each, formula = (
+            ("nf4_tables", sum(NF4_TABLES.values()), _TABLES)
+            if group == "parameters"
+            else ("step_counters", 4, counters)
         )
+        children.append(Component(name, exact - told, formula=formula, numbers={"tensors": (exact - told) // each}))
     if rounded > exact:
         numbers = {"r": rounded, "x": exact}
         children.append(Component("rounding", rounded - exact, formula=ALLOCATOR, numbers=numbers))

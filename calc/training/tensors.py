@@ -52,6 +52,7 @@ class Tensor:
     matrix: bool = False
     adapter: bool = False
     frozen: bool = False  # it never trains: of a tower that no text reaches
+    quantised: bool = False  # in NF4
     wide: bool = False  # its model class keeps it in fp32
 
     @property
@@ -122,12 +123,13 @@ def _part(part: Part, layer: Layer | None, tp: int, ep: int) -> Iterator[Tensor]
 class Lora:
     """Adapters of one rank on the linear layers named in `targets`; () means peft's own choice, "all-linear" all of them.
 
-    `magnitude`: DoRA's, with a learned length for each output beside them.
+    `magnitude`: DoRA's, with a learned length for each output beside them. `quantised`: QLoRA's, beside linear layers in NF4.
     """
 
     rank: int
     targets: tuple[str, ...]
     magnitude: bool = False
+    quantised: bool = False
 
     def takes(self, modules: tuple[str, ...], module: str) -> bool:
         """Whether the linear layer `module`, one of the layer's `modules`, gets an adapter."""
@@ -202,8 +204,21 @@ def _group(
 ) -> Tensors:
     found = [tensor for part in parts for tensor in _part(part, layer, tp, ep)]
     found = [replace(tensor, wide=True) if wide_router and tensor.path[0] == "router" else tensor for tensor in found]
+    if lora and lora.quantised:
+        found = _quantised(parts, found)
     found += _adapters(parts, lora) if lora else ()
     return Tensors(path, tuple(found))
+
+
+def _quantised(parts: tuple[Part, ...], found: list[Tensor]) -> list[Tensor]:
+    """The tensors with the weights of linear layers in NF4, as transformers loads them: no biases, stacked experts and routers."""
+    linear = {
+        (part.name, weight.name)
+        for part in parts
+        for weight in part.weights
+        if weight.module and weight.matmul and not part.expert and part.name != "router"
+    }
+    return [replace(tensor, quantised=tensor.path in linear) for tensor in found]
 
 
 @dataclass(frozen=True, eq=False)

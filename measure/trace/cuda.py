@@ -75,7 +75,7 @@ def cuda_choices() -> Iterator[None]:
         wrap = _in_fp32 if name in FP32_OPERATORS else _to_fp32
         library.impl(name, wrap(operator), "AutocastCPU")
     try:
-        with no_packed_masks():
+        with no_packed_masks(), _one_autocast():
             yield
     finally:
         library._destroy()
@@ -224,6 +224,17 @@ def _dtype_at(operator: Any) -> int:
     """Where `dtype` stands among the operator's positional arguments (past the end when it is keyword-only)."""
     names = [argument.name for argument in operator._schema.arguments if not argument.kwarg_only]
     return names.index("dtype") + 1 if "dtype" in names else len(names) + 1
+
+
+@contextlib.contextmanager
+def _one_autocast() -> Iterator[None]:
+    """Who asks whether autocast runs, and names no device, means CUDA's; here the CPU's stands for it."""
+    asked = torch.is_autocast_enabled
+    torch.is_autocast_enabled = lambda device="cpu": asked(device)
+    try:
+        yield
+    finally:
+        torch.is_autocast_enabled = asked
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ _TRACED: Mapping[str, tuple[Any, ...]] = {
     "optimizer": ("adamw", "sgd", "momentum", "adafactor"),
     "recompute": ("none", "full"),
     "attention": ("sdpa", "eager"),
-    "method": ("full", "lora", "dora"),
+    "method": ("full", "lora", "dora", "qlora"),
     "objective": ("pretrain", "sft"),
 }
 _FREE = (

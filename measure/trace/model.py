@@ -17,6 +17,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from calc.errors import InputError
 from measure.trace.options import TraceOptions
+from measure.trace.quantised import fill_quantised, quantise
 
 _IGNORED = ("auto_map", "quantization_config", "dtype", "torch_dtype", "transformers_version", "_name_or_path")
 _DTYPES = {"pure-bf16": torch.bfloat16, "amp": torch.float32, "fp32": torch.float32, "fsdp-bf16": torch.float32}
@@ -84,6 +85,8 @@ def build(raw: Mapping[str, Any], options: TraceOptions, device: torch.device = 
         raise InputError(f"config: {_TRANSFORMERS} cannot build {kind.__name__} from it: {error}", "config") from None
     _check_length(model, options.seq)
     model.train()
+    if options.method == "qlora":
+        quantise(model)
     if options.recompute == "full":
         _recompute(model)
     return model if options.method == "full" else _with_adapters(model, options)
@@ -135,7 +138,7 @@ def _drop_nothing(config: Any) -> None:
 def _with_adapters(model: nn.Module, options: TraceOptions) -> nn.Module:
     from peft import LoraConfig, get_peft_model
 
-    targets: Any = list(options.lora_targets) or None
+    targets: Any = list(options.lora_targets) or (["all-linear"] if options.method == "qlora" else None)
     if targets == ["all-linear"]:
         targets = "all-linear"
     adapters = LoraConfig(
@@ -241,6 +244,7 @@ def text_config(model: nn.Module) -> Any:
 def materialize(model: nn.Module) -> None:
     """Replace each meta parameter and buffer by one with a fake storage of its own (ties stay ties). Call under FakeTensorMode."""
     made: dict[int, nn.Parameter] = {}
+    fill_quantised(model, made)
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is None:

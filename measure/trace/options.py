@@ -10,7 +10,7 @@ class TraceOptions:
     """The step to run. Sizes are counts; `rounding` is the allocator's granule in bytes (1 counts exact bytes).
 
     `recipe` is pure-bf16, amp, fp32 or fsdp-bf16 (fp32 shards, gathered in bf16); `attention` sdpa, eager or auto (sdpa where the
-    model's class has it); `recompute` none or full; `method` full, lora or dora; `dropout` config or off; optimizers are those of
+    model's class has it); `recompute` none or full; `method` full, lora, dora or qlora; `dropout` config or off; optimizers are those of
     `measure.trace.optimizers`.
     `accumulation` is the number of micro-batches between two optimizer steps. `layers` is the number of decoder layers that are
     really run before the rest is extended from them: None runs the fewest that show every kind of layer, 0 runs all of them.

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from measure.trace.cuda import grouped_mm, layer_norm
+from measure.trace.quantised import dequantised_linear
 
 _MAIN_SEQUENCES = 2**62  # AccumulateGrad's sequence number lies above; real ones below
 _QUERIES = {
@@ -24,6 +25,7 @@ _AS_CUDA = {  # operators whose version for fake CPU tensors takes or keeps othe
     torch.ops.aten._grouped_mm.default: grouped_mm,
     torch.ops.aten.native_layer_norm.default: layer_norm,
 }
+_NF4_MATMUL = "bitsandbytes::gemm_4bit"  # which CUDA composes of others, each seen by itself
 _SCALAR_READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default}
 _BUFFERS = {"all_gather_copy_in": "all_gather", "chunk_cat": "reduce_scatter"}  # what FSDP2's operators fill
 
@@ -161,6 +163,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in _QUERIES or func.namespace == "profiler":
             return func(*args, **(kwargs or {}))
         self._site = self._where(func._opname)
+        if func.name() == _NF4_MATMUL:
+            with self:
+                return dequantised_linear(*args, **(kwargs or {}))
         run = _AS_CUDA.get(func, func)
         result = run(*args, **(kwargs or {}))
         owners = args[0] if self.by_owner and self.phase == "step" and args else ()

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from measure.trace.model import Stack, materialize
 from measure.trace.optimizers import make_optimizer, state_of
 from measure.trace.options import TraceOptions
+from measure.trace.quantised import quantised_parts
 from measure.trace.recorder import Event, Place, Recorder, Storage
 from measure.trace.sharding import gathered_parameters, process_group, shard
 
@@ -71,6 +72,8 @@ def _mark_states(recorder: Recorder, model: nn.Module) -> dict[nn.Parameter, tup
                 recorder.mark(parameter, "parameters", place, name)
         for name, buffer in module.named_buffers(recurse=False):
             recorder.mark(buffer, "buffers", place, name)
+    for module, name, tensor in quantised_parts(model):
+        recorder.mark(tensor, "parameters", recorder.places.get(id(module), (None, "")), name)
     return owners
 
 

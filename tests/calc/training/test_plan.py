@@ -20,7 +20,6 @@ from tests.calc.training.models import model
         ({"recompute": "selective"}, "'selective' is not part of implementation 'hf'"),
         ({"implementation": "liger", "tp": 2}, "'liger' is modelled without tensor and expert parallelism: tp (2)"),
         ({"implementation": "liger", "loss": "chunked"}, "'chunked' is not part of implementation 'liger'"),
-        ({"method": "qlora"}, "method: 'qlora' is not modelled yet"),
         ({"objective": "dpo"}, "objective: 'dpo' is not modelled yet"),
         ({"virtual_stages": 2}, "virtual_stages (2) needs pp above 1"),
         ({"attention": "flash", "recipe": "fp32"}, "'flash' takes 16-bit numbers"),
