@@ -84,7 +84,7 @@ def table() -> list[str]:
         measured, found = (size / GiB for size in (row["measured"] * UNITS[row["unit"]], row["predicted"]))
         counter = row["counter"].removesuffix("_max_over_ranks").replace("_", " ")
         cells = (
-            row["run"],
+            row["run"] + " *" * ("held_out" in row),
             row["program"],
             counter,
             f"{measured:.2f}",
