@@ -79,7 +79,8 @@ class TrainingPlan(BaseModel):
     )
     loss: Literal["full", "chunked", "fused"] = Field(
         "full",
-        description="cross-entropy: full logits, chunked, or fused with the head (Liger-Kernel's); left out with liger: fused",
+        description="cross-entropy: full logits, chunked, or fused with the head (Liger-Kernel's; of implementation fused: "
+        "Transformer Engine's, in place on 16-bit logits); left out with liger: fused",
     )
     schedule: Schedule = Field("1f1b", description="pipeline schedule")
     virtual_stages: int = Field(1, ge=1, le=256, description="chunks of the model on a pipeline stage")
