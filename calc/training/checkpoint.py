@@ -21,6 +21,9 @@ _ONE_DEVICE: Final = {
     "dp": 1, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "dp_replicate": 1, "zero": 0, "virtual_stages": 1,
     "sequence_parallel": None, "global_batch": None, "offload": "none", "nvme": False,
 }  # fmt: skip
+_ALONE: Final = {
+    "torchtitan": {"implementation": "hf", "recompute": "none"}
+}  # which needs ranks; its states are the same
 _SAVED_AS: Final = {"fp8": "megatron-bf16"}  # its 8-bit copies are made again from the weights
 
 DISK = Formula(
@@ -102,7 +105,7 @@ class Checkpoint:
 def checkpoint(spec: ModelSpec, plan: TrainingPlan) -> Checkpoint:
     """What a checkpoint of this training holds, whatever the layout: the states of the whole model, once."""
     recipe = _SAVED_AS.get(plan.recipe, plan.recipe)
-    whole = changed(plan, {**_ONE_DEVICE, "recipe": recipe})
+    whole = changed(plan, {**_ONE_DEVICE, **_ALONE.get(plan.implementation, {}), "recipe": recipe})
     groups = groups_of(whole, spec, stages(whole, spec)[0])
     key = StateKey.of(whole)._replace(granule=1, counters=False)
     frozen = 0

@@ -6,7 +6,9 @@ import pytest
 
 from calc.catalogue import catalogue
 from calc.errors import InputError, validated
+from calc.hardware import gpu
 from calc.training import TrainingPlan, train
+from calc.training.suggest import suggest
 from tests.calc.training.models import model
 from tests.latex import assert_formulas_hold
 
@@ -82,3 +84,12 @@ def test_the_loss_outside_the_model_is_the_highest_point_of_a_large_vocabulary()
     names = {row.path.partition("/")[2].partition("/")[0] for row in found.breakdown.rows() if "working" in row.path}
     assert found.peak_phase == "backward"
     assert names == {"loss"}
+
+
+def test_what_helps_to_go_on_is_told_for_torchtitan_too():
+    found = suggest(
+        train(model("meta-llama-3.1-8b"), validated(TrainingPlan, {**TITAN, "seq": 8192}), gpu("a100-pcie-40gb"))
+    )
+    assert found.checkpoint.bytes == 8_030_261_248 * (4 + 8)
+    assert found.largest_micro_batch == 0
+    assert any(change.values.get("recompute") in ("selective", "full") for change in found.fixes)
