@@ -31,6 +31,7 @@ def rotary(b: Builder, x: Value, tables: Value, name: str, sines: Value | None =
 # Model classes that turn queries and keys in fp32, and those that scale the queries before the kernel.
 _WIDE_ROTARY = frozenset({"CohereForCausalLM", "Cohere2ForCausalLM"})
 _SCALED_QUERIES = frozenset({"OPTForCausalLM"})
+_SHIFTED_SOFTMAX = frozenset({"MiMoV2FlashForCausalLM"})  # as with sinks, also in layers that have none
 
 
 def attention(b: Builder, x: Value, mixer: Attention, tables: Value) -> Value:
@@ -105,6 +106,7 @@ def kernel(
     heads: Heads,
     window: int,
     mixer: Attention | None = None,
+    joined: bool = False,
 ) -> Value:
     """Attention by the kernel that CUDA picks: flash for 16 bits, one head size and no mask; the efficient kernel for other
     sizes, masks and fp32 where all heads are equal; plain mathematics for the rest (PyTorch 2.13, sdp_utils.cpp)."""
@@ -123,7 +125,7 @@ def kernel(
     if flash:
         mixed = fused(b, query, key, value, heads, "flash")
         # flash answers in the layout of the query; after a join that is head by head, and the output is copied
-        joined = mixer is not None and mixer.rotary and mixer.rotary_joined and not settings.liger
+        joined = joined or (mixer is not None and mixer.rotary and mixer.rotary_joined and not settings.liger)
         return ops.copy(t, mixed, "output_input") if joined else mixed
     if not grouped:
         return fused(b, query, key, value, heads, "efficient", masked)
@@ -189,8 +191,8 @@ def eager(
     if mixer and mixer.softcap:
         scores = ops.scale(t, ops.unary(t, ops.scale(t, scores), "capped", "result"), "scores")
     scores = ops.shift(t, scores, b.settings.bytes, "scores")  # plus the mask, in the format of the embeddings
-    if mixer and mixer.sinks:
-        weights = _with_sinks(b, scores, a)
+    if mixer and (mixer.sinks or b.settings.router in _SHIFTED_SOFTMAX):
+        weights = _shifted(b, scores, a, mixer.sinks)
     else:
         native = mixer is not None and mixer.modules[0] == "c_attn"  # GPT-2's softmax names no format
         weights = ops.softmax(t, scores, "probabilities", None if native else FULL)
@@ -210,21 +212,23 @@ def merged(b: Builder, x: Value) -> Value:
     return ops.copy(b.tape, x, "heads") if apart and b.settings.several else x
 
 
-def _with_sinks(b: Builder, scores: Value, a: Dim) -> Value:
-    """Softmax over the scores and one learned sink a head, in the model's format; the sink's column is dropped after."""
+def _shifted(b: Builder, scores: Value, a: Dim, has_sinks: bool) -> Value:
+    """Softmax in the model's format over the scores less their largest, and over one learned sink a head where there are any,
+    whose column is dropped after."""
     t = b.tape
-    column, places = t.new("sinks", a, Extent(scores.extent.batch, 1), scores.bytes), t.new("largest", a, TOKENS, LONG)
+    column = [t.new("sinks", a, Extent(scores.extent.batch, 1), scores.bytes)] if has_sinks else []
+    places = t.new("largest", a, TOKENS, LONG)
     weights = t.like(scores, "weights")
     sinks = Weight("sinks", a, b.settings.lora is None, b.settings.bytes)
     wants = scores.grad
 
     def backward(g: Value, *saved: Value) -> tuple[Value | None]:
         made = t.like(g) if wants else None
-        if sinks.trains:
+        if has_sinks and sinks.trains:
             ops.weight_gradient(t, sinks)
         return (made,)
 
-    t.record([scores, Edge() if sinks.trains else None], weights, [weights, column, places], backward)
+    t.record([scores, Edge() if has_sinks and sinks.trains else None], weights, [weights, *column, places], backward)
     return weights
 
 
@@ -256,7 +260,7 @@ def latent(b: Builder, x: Value, mixer: LatentAttention, tables: Value) -> Value
     query = ops.join(t, [passed, turned], a * (nope + rope), "query")
     key_rope = expanded(b, key_rope, a * rope)
     key = ops.join(t, [key_pass, key_rope], a * (nope + rope), "key")
-    mixed = kernel(b, query, key, value, (a, a, nope + rope, d_v), 0)
+    mixed = kernel(b, query, key, value, (a, a, nope + rope, d_v), 0, joined=True)
     return b.linear(mixed, named(weights, "output"), dim("h", mixer.hidden_size), "output", "o_proj")
 
 

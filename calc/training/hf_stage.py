@@ -266,7 +266,7 @@ _FP32_TABLES = frozenset({"Olmo2ForCausalLM", "Olmo3ForCausalLM"})  # the rest c
 _COMPLEX_TABLES = frozenset({"DeepseekV2ForCausalLM"})  # one complex number for a pair of features
 _HALF_TABLES = frozenset({"GptOssForCausalLM"})  # the two halves of a head share their angles
 # Models whose windowed layers turn with a base of their own.
-_TWO_BASES = frozenset({"Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"})
+_TWO_BASES = frozenset({"Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "MiMoV2FlashForCausalLM"})
 
 
 @lru_cache(maxsize=256)
