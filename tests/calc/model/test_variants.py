@@ -117,6 +117,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"hidden_size": 2048, "mamba_d_ssm": 3072, "mamba_n_heads": 48, "num_attention_heads": 8}
         | {"num_key_value_heads": 2, "head_dim": 128, "tie_word_embeddings": True},
     ),
+    "zaya1-8b, few layers, with biases": (
+        "ZayaForCausalLM",
+        {"attention_bias": True, "lm_head_bias": True, "num_hidden_layers": 4, "cca_time0": 3, "sliding_window": 128}
+        | {"layer_types": ["hybrid", "hybrid_sliding", "hybrid", "hybrid_sliding"]},
+    ),
     "falcon-h1 with biases": (
         "FalconH1ForCausalLM",
         {"mamba_d_ssm": None, "hidden_size": 1024, "mamba_n_heads": 32, "mamba_rms_norm": True, "mamba_n_groups": 2}
