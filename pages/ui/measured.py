@@ -163,7 +163,7 @@ def _cases(rows: Sequence[Mapping[str, Any]]) -> None:
 def _read(row: Mapping[str, Any], side: str) -> str:
     value = row[side]
     if value is None:
-        return "unknown"
+        return "unknown" if side == "predicted" else ""
     return show_value(value, row["unit"]) if row["unit"] in ("bytes", "seconds") else f"{value:,.4g} {row['unit']}"
 
 
