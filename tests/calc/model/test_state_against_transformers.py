@@ -134,7 +134,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Lfm3ForCausalLM": {"layer_types": ["conv", "full_attention", "conv", "sliding_attention"], "sliding_window": 32},
     "LongcatFlashForCausalLM": EXPERTS | LATENT | LONGCAT,
     "xLSTMForCausalLM": XLSTM,
-    "ZayaForCausalLM": EXPERTS | {"router_hidden_size": 8},
+    "ZayaForCausalLM": EXPERTS | {"router_hidden_size": 8, "num_experts_per_tok": 1},
     "ZambaForCausalLM": ZAMBA | {"n_mamba_heads": 2},
     "Zamba2ForCausalLM": ZAMBA | {"n_mamba_heads": 8},
     "KimiLinearForCausalLM": EXPERTS | LATENT | KIMI | {"layer_types": ["linear_attention"] * 3 + ["full_attention"]},
