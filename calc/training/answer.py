@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,7 +14,7 @@ from calc.model.mixers import Recurrence
 from calc.model.spec import ModelSpec
 from calc.training.hf_stage import needs_eager
 from calc.training.ledger_stage import score_buffer
-from calc.training.memory import PHASES, StageMemory, stage_memory
+from calc.training.memory import StageMemory, stage_memory
 from calc.training.offload import NOTES, Offloaded, offloaded
 from calc.training.overhead import SOURCES, Overhead, most, overhead
 from calc.training.plan import TrainingPlan, check
@@ -57,7 +58,7 @@ class TrainingAnswer:
 
     @property
     def phases(self) -> dict[str, int]:
-        return {phase: self.worst.moments[phase].bytes for phase in PHASES}
+        return {phase: moment.bytes for phase, moment in self.worst.moments.items()}
 
     @property
     def parameters_bytes(self) -> int:
@@ -195,9 +196,25 @@ def _assumptions(plan: TrainingPlan, spec: ModelSpec) -> list[str]:
     told += [f"activations are an estimate: {text}" for text in spec.estimates]
     if plan.attention == "sdpa" and plan.transformers and needs_eager(spec):
         told.append("attention: transformers runs this model's attention eager (capped scores or sinks have no SDPA)")
+    if plan.scores:
+        told += _scoring(plan)
     if plan.ep > 1:
         told.append("experts are balanced: every rank serves as many tokens as it holds")
     return told
+
+
+def _scoring(plan: TrainingPlan) -> Iterator[str]:
+    """What preference and reinforcement learning take for granted."""
+    yield f"{plan.objective}: sequences of equal length, without padding; {plan.prompt} of {plan.seq} tokens are the prompt"
+    if plan.holds_reference:
+        yield "the reference model has the policy's number format, as TRL loads it, and lies whole on each device"
+    elif plan.runs_reference:
+        yield "the reference is the base model without its adapters: no second copy"
+    if plan.objective == "grpo":
+        yield (
+            f"transformers generates all {plan.generated:,} completions of an optimizer step at once on each device, in groups of "
+            "num_generations; with vLLM on the same GPU its share comes on top, and on other GPUs there is no rollout here"
+        )
 
 
 def train(spec: ModelSpec, plan: TrainingPlan, gpu: Gpu | None = None) -> TrainingAnswer:

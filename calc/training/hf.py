@@ -16,6 +16,7 @@ from calc.training.hf_forward import mlp, moe
 from calc.training.hf_gemma4 import FEEDS, SCALED_LAYERS
 from calc.training.ops import FULL, LONG, ONE
 from calc.training.program import Builder, Settings
+from calc.training.scoring import Scored, log_probabilities
 from calc.training.tape import FIXED, POSITIONS, TOKENS, Edge, Node, Value, Weight
 from calc.training.tensors import linear_modules
 
@@ -158,10 +159,11 @@ def end_block(
     residual: int,
     trains: bool,
     chunk: tuple[int, int] = (1, 1),
+    scored: Scored | None = None,
 ) -> Block:
     """Final norm, head and loss. `several` sequences in a batch: their shifted labels are a copy of the padded ones.
 
-    `chunk`: tokens in a chunk of the fused loss, and chunks in all.
+    `chunk`: tokens in a chunk of the fused loss, and chunks in all. `scored`: log-probabilities instead of a loss over all tokens.
     """
     b = Builder(settings)
     t = b.tape
@@ -170,6 +172,7 @@ def end_block(
 
     def program(held: list[Value]) -> Value:
         x = held.pop()
+        embedded = t.like(x, "embedded") if scored and scored.embedded else None
         if spec.final_norm:
             with t.part("final_norm"):
                 x = b.norm(x, spec.final_norm)
@@ -177,7 +180,11 @@ def end_block(
             return ops.view_of(t, x)
         x = b.gather(x)
         weight = b.weight(*(w for w in head if w.matmul or spec.tied))
-        head_weight = Weight("weight", weight.dim, settings.lora is None, settings.bytes)
+        head_weight = Weight("weight", weight.dim, settings.trains, settings.bytes)
+        if scored:
+            del embedded
+            with t.part("scores"):
+                return log_probabilities(t, x, head_weight, vocabulary, scored)
         if loss != "full":
             with t.part("loss"):
                 if loss == "fused":

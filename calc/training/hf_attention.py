@@ -219,7 +219,7 @@ def _shifted(b: Builder, scores: Value, a: Dim, has_sinks: bool) -> Value:
     column = [t.new("sinks", a, Extent(scores.extent.batch, 1), scores.bytes)] if has_sinks else []
     places = t.new("largest", a, TOKENS, LONG)
     weights = t.like(scores, "weights")
-    sinks = Weight("sinks", a, b.settings.lora is None, b.settings.bytes)
+    sinks = Weight("sinks", a, b.settings.trains, b.settings.bytes)
     wants = scores.grad
 
     def backward(g: Value, *saved: Value) -> tuple[Value | None]:

@@ -31,7 +31,7 @@ def _attention(spec: ModelSpec) -> Attention:
 
 
 def _bloom(plan: TrainingPlan, spec: ModelSpec, settings: Settings, until: str) -> Iterator[Row]:
-    heads, b, s = _attention(spec).num_attention_heads, plan.micro_batch, plan.seq
+    heads, b, s = _attention(spec).num_attention_heads, plan.sequences, plan.seq
     numbers: dict[str, Number] = {"b": b, "a": heads, "s": s}
     yield (
         "alibi",
@@ -48,7 +48,7 @@ def _bloom(plan: TrainingPlan, spec: ModelSpec, settings: Settings, until: str) 
 
 def _returned(plan: TrainingPlan, spec: ModelSpec, size: int) -> Row:
     """The attention weights that a layer returns, which the loop over the layers holds while the next one runs."""
-    heads, b, s = _attention(spec).num_attention_heads, plan.micro_batch, plan.seq
+    heads, b, s = _attention(spec).num_attention_heads, plan.sequences, plan.seq
     latex = rf"{size} \cdot <b> \cdot <a> \cdot <s>^{{2}}"
     return "attention_weights", size * b * heads * s**2, latex, {"b": b, "a": heads, "s": s}, True, "stack"
 
@@ -61,8 +61,8 @@ def _falcon(plan: TrainingPlan, spec: ModelSpec, settings: Settings, until: str)
 
 
 def _opt(plan: TrainingPlan, spec: ModelSpec, settings: Settings, until: str) -> Iterator[Row]:
-    numbers: dict[str, Number] = {"b": plan.micro_batch, "s": plan.seq}
-    yield "position_ids", 8 * plan.micro_batch * plan.seq, r"8 \cdot <b> \cdot <s>", numbers, True, until
+    numbers: dict[str, Number] = {"b": plan.sequences, "s": plan.seq}
+    yield "position_ids", 8 * plan.sequences * plan.seq, r"8 \cdot <b> \cdot <s>", numbers, True, until
 
 
 def _gptj(plan: TrainingPlan, spec: ModelSpec, settings: Settings, until: str) -> Iterator[Row]:

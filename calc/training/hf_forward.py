@@ -139,7 +139,7 @@ def moe(b: Builder, x: Value, module: MoE) -> Value:
         with t.part("shared_expert"):
             shared = mlp(b, x, module.shared)
             if module.shared_gate:
-                gate_weight = Weight("gate", h, settings.lora is None, settings.bytes)
+                gate_weight = Weight("gate", h, settings.trains, settings.bytes)
                 gate = ops.unary(t, ops.linear(t, x, gate_weight, ONE, "gate"), "gate", "result")
                 shared = ops.mul(t, shared, gate, "gated")
         y = ops.add(t, y, shared, "sum")
@@ -169,7 +169,7 @@ def experts(b: Builder, x: Value, scores: Value, module: MoE, k: Dim, h: Dim) ->
     up_weights = tuple(w for w in expert.weights if w.matmul and w.name in ("gate", "up"))
     down_weights = tuple(w for w in expert.weights if w.matmul and w.name == "down")
     order = [t.new(name, k, x.extent, LONG) for name in ("token_of_slot", "slot_order", "slot_place")]
-    if settings.lora is None and any(not weight.matmul for weight in expert.weights):
+    if settings.trains and any(not weight.matmul for weight in expert.weights):
         order.append(t.new("expert_of_slot", k, x.extent, LONG))  # which bias each slot takes
     gathered = t.new("gathered", k * h, x.extent, x.bytes)
     ops.kernel(t, [x], gathered, [order[0], *order[3:]] if x.grad else [])

@@ -18,6 +18,7 @@ from calc.training.liger import PATCHES, chunk_tokens
 from calc.training.plan import TrainingPlan
 from calc.training.program import Settings
 from calc.training.recipes import RECIPES
+from calc.training.scoring import Scored
 from calc.training.segments import Constant, Segment
 from calc.training.stages import Stage
 from calc.training.states import GRANULE, tree
@@ -54,7 +55,7 @@ def settings_of(plan: TrainingPlan, spec: ModelSpec) -> Settings:
         sharded_sequence=plan.sharded_sequence,
         lora=plan.lora,
         router=spec.architecture,
-        several=plan.micro_batch > 1 or attention_of(plan, spec) != "eager",
+        several=plan.sequences > 1 or attention_of(plan, spec) != "eager",
         longest_masked=max(shorter, default=0),
         liger=PATCHES.get(spec.architecture) if plan.implementation == "liger" else None,
     )
@@ -82,7 +83,7 @@ def needs_eager(spec: ModelSpec) -> bool:
 def hf_segments(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: ModelTensors) -> list[Segment]:
     """The stage's blocks in order of execution."""
     settings = settings_of(plan, spec)
-    sizes = Sizes(plan.micro_batch, plan.seq // plan.cp, GRANULE)
+    sizes = Sizes(plan.sequences, plan.seq // plan.cp, GRANULE)
     residual = settings.bytes
     frozen = settings.lora is not None
     recompute = plan.recompute == "full"
@@ -109,16 +110,30 @@ def hf_segments(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: Mode
             cached[kind, trains] = block_segment(path, block, sizes, tensors.kinds[kind], plan, PROGRAM)
         made.append(cached[kind, trains])
     if stage.last:
-        block = end_block(spec, settings, plan.loss, plan.micro_batch > 1, residual, True, _chunk(plan, spec))
+        scored = scored_by(plan, OUTPUTS.get(plan.objective, ()), plan.scores and not made[1].keeps_input)
+        block = end_block(spec, settings, plan.loss, plan.sequences > 1, residual, True, _chunk(plan, spec), scored)
         made.append(block_segment(("end",), block, sizes, tensors.end, plan, PROGRAM))
     return made
+
+
+OUTPUTS = {  # of TRL's head for each position, by its trainers
+    "dpo": ("log_probabilities", "entropy", "mean_logits", "is_largest"),
+    "grpo": ("log_probabilities", "entropy"),
+}
+
+
+def scored_by(plan: TrainingPlan, outputs: tuple[str, ...], embedded: bool) -> Scored | None:
+    """What a pass scores; None for one whose loss is over all tokens."""
+    if not outputs:
+        return None
+    return Scored(plan.sequences * (plan.seq - plan.prompt), plan.sequences * (plan.seq - 1), outputs, embedded)
 
 
 def _chunk(plan: TrainingPlan, spec: ModelSpec) -> tuple[int, int]:
     """Tokens in a chunk of the fused loss, and chunks in all."""
     if plan.loss != "fused":
         return (1, 1)
-    tokens = plan.micro_batch * plan.seq // plan.cp
+    tokens = plan.sequences * plan.seq // plan.cp
     rows = chunk_tokens(tokens, spec.hidden_size, ceil_div(spec.vocab_size, plan.tp))
     return rows, ceil_div(tokens, rows)
 
@@ -177,7 +192,7 @@ def _leaf(name: str, storage: Storage, sizes: Sizes, plan: TrainingPlan, source:
 
 def hf_constants(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> list[Constant]:
     """What lives beside the blocks: the token ids, the loss, the rotary tables that all layers read and their frequencies."""
-    batch, tokens = plan.micro_batch, plan.seq // plan.cp
+    batch, tokens = plan.sequences, plan.seq // plan.cp
     made = [
         _constant("input_ids", 8 * batch * tokens, r"8 \cdot <b> \cdot <s>", {"b": batch, "s": tokens}, True, "step"),
         replace(_constant("loss", 4, "4", {}, True, "step"), fixed=True),
@@ -243,10 +258,10 @@ def _masks(plan: TrainingPlan, spec: ModelSpec) -> Iterator[Constant]:
     attends = any(isinstance(kind.mixer, Attention | LatentAttention) for kind in spec.layers.kinds)
     windows = sorted({*_windows(spec)} or {0}) if attends else []
     if settings.attention == "eager":
-        numbers: dict[str, Number] = {"b": plan.micro_batch, "s": tokens}
+        numbers: dict[str, Number] = {"b": plan.sequences, "s": tokens}
         for window in windows:
             name = f"mask_{window}" if window else "mask"
-            exact = settings.bytes * plan.micro_batch * tokens**2
+            exact = settings.bytes * plan.sequences * tokens**2
             yield _constant(name, exact, rf"{settings.bytes} \cdot <b> \cdot <s>^{{2}}", numbers, True, until)
     elif settings.attention == "sdpa":
         for window in windows:

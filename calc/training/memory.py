@@ -9,6 +9,7 @@ from typing import NamedTuple
 from calc.breakdown import Component, Formula
 from calc.model.spec import ModelSpec
 from calc.pipeline import weight_versions
+from calc.training import objectives
 from calc.training.gathered import Gathered, gathered
 from calc.training.hf_stage import hf_constants, hf_segments
 from calc.training.ledger_stage import ledger_constants, ledger_segments
@@ -23,7 +24,6 @@ from calc.training.torchtitan_stage import torchtitan_constants, torchtitan_segm
 from calc.units import ceil_div
 
 EMBEDDING, END = ("embedding",), ("end",)
-PHASES = ("forward", "backward", "step")
 _PASSING = ("backward", "stack", "end")  # constants that are gone between forward and backward
 
 
@@ -50,6 +50,7 @@ class StageMemory:
     groups: tuple[Placed, ...]
     key: StateKey
     gathered: Gathered
+    passes: tuple[Segment, ...] = ()  # phases of their own, before the policy's forward
 
     @cached_property
     def states(self) -> tuple[int, int, int]:
@@ -197,7 +198,9 @@ class StageMemory:
             + self.step_bytes
             + self.ddp_buckets
         )
-        return {"forward": forward, "backward": backward, "step": Moment(step, -1)}
+        before_forward = parameters + optimizer + self._bytes_until("step") + self.ddp_buckets
+        first = {found.path[0]: Moment(before_forward + found.bytes.forward_peak, -1) for found in self.passes}
+        return {**first, "forward": forward, "backward": backward, "step": Moment(step, -1)}
 
     def _moments(self, phase: str, index: int, beside: int, peak: int) -> list[Moment]:
         """A segment's own highest point, and those before and after it where weights are gathered and gradients reduced."""
@@ -263,12 +266,14 @@ class StageMemory:
             made.append(self._older())
         if self.ddp_buckets:
             made.append(_plain("ddp_buckets", self.ddp_buckets, "<g>", {"g": self.ddp_buckets}, *_BUCKETS))
-        if phase == "step":
-            made.append(
-                Component("activations", children=tuple(c.leaf for c in self.constants if c.until in ("step", "end")))
+        first = next((found for found in self.passes if found.path[0] == phase), None)
+        if phase == "step" or first:
+            until = ("step",) if first else ("step", "end")
+            made.append(Component("activations", children=tuple(c.leaf for c in self.constants if c.until in until)))
+            made += [Component("working", children=first.alive(phase, False))] if first else self._step()
+            return tuple(
+                part for part in made if (part.children or part.value) and not (first and part.name == "gradients")
             )
-            made += self._step()
-            return tuple(part for part in made if part.children or part.value)
         if not self.accumulates:
             made = [part for part in made if part.name != "gradients"]
         index = moment.segment
@@ -401,13 +406,20 @@ def stage_memory(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> StageMemo
     tensors = model_of(plan, spec)
     make, beside = _WRITERS["torchtitan" if plan.implementation == "torchtitan" else "hf" if plan.transformers else ""]
     segments, constants = tuple(make(plan, spec, stage, tensors)), tuple(beside(plan, spec, stage))
+    groups = groups_of(plan, spec, stage)
+    if plan.scores:
+        constants += tuple(objectives.beside(plan, spec, stage, segments))
+        if plan.objective == "dpo" and plan.runs_reference:
+            segments += (objectives.reference_pass(plan, spec, stage, ("reference",)),)
+        groups += objectives.reference_groups(groups) if plan.holds_reference else ()
     return StageMemory(
         plan,
         spec,
         stage,
         segments,
         constants,
-        groups_of(plan, spec, stage),
+        groups,
         StateKey.of(plan),
         gathered(plan, spec, stage, tensors),
+        objectives.passes(plan, spec, stage) if plan.scores else (),
     )

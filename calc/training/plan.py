@@ -25,7 +25,7 @@ Schedule = Literal[
 
 # What the flags allow and no ledger knows yet: refused by name, never ignored.
 _NOT_MODELLED = {
-    "objective": {"dpo", "ppo", "grpo"},
+    "objective": {"ppo"},
 }
 
 
@@ -90,7 +90,17 @@ class TrainingPlan(BaseModel):
         (), description="modules with adapters, with commas, or all-linear; left out: q_proj,v_proj, all-linear for qlora"
     )
     objective: Literal["pretrain", "sft", "dpo", "ppo", "grpo"] = Field(
-        "pretrain", description="what the step optimises"
+        "pretrain",
+        description="what the step optimises: dpo and grpo as TRL's trainers do, a micro-batch being pairs or completions",
+    )
+    prompt: int = Field(
+        1,
+        ge=1,
+        le=2**24,
+        description="tokens of each sequence that are the prompt: not scored, and read at once (dpo, grpo)",
+    )
+    reference: bool | None = Field(
+        None, description="hold a frozen reference model; left out: for dpo without adapters (grpo: TRL's beta is 0)"
     )
     offload: Literal["none", "optimizer", "parameters"] = Field(
         "none", description="what lives in host memory: optimizer (with gradients), or parameters too"
@@ -111,9 +121,11 @@ class TrainingPlan(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _losses(cls, values: Any) -> Any:
-        """Liger-Kernel fuses the loss with the head, unless another is asked for."""
+        """Liger-Kernel fuses the loss with the head and TRL runs both chunk by chunk, unless another is asked for."""
         if isinstance(values, dict) and values.get("implementation") == "liger":
             return {"loss": "fused", **values}
+        if isinstance(values, dict) and values.get("objective") in ("dpo", "grpo"):
+            return {"loss": "chunked", **values}
         return values
 
     @model_validator(mode="after")
@@ -129,6 +141,31 @@ class TrainingPlan(BaseModel):
     def transformers(self) -> bool:
         """Whether the step is transformers' program, with Liger-Kernel's operators or its own."""
         return self.implementation in ("hf", "liger")
+
+    @property
+    def scores(self) -> bool:
+        """Whether the step asks for log-probabilities of completions, as preference and reinforcement learning do."""
+        return self.objective in ("dpo", "grpo")
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that the policy sees at a time: chosen and rejected answers of each pair for dpo."""
+        return self.micro_batch * (2 if self.objective == "dpo" else 1)
+
+    @property
+    def generated(self) -> int:
+        """Sequences that grpo's rollout generates at once on a rank: those of a whole optimizer step."""
+        return self.batch // self.dp
+
+    @property
+    def runs_reference(self) -> bool:
+        """Whether a reference scores the sequences: a model of its own, or with adapters the base without them."""
+        return self.scores and (self.objective == "dpo" if self.reference is None else self.reference)
+
+    @property
+    def holds_reference(self) -> bool:
+        """Whether the reference is a model of its own."""
+        return self.runs_reference and self.method == "full"
 
     @cached_property
     def batch(self) -> int:
@@ -170,6 +207,7 @@ class TrainingPlan(BaseModel):
 
 
 Rule = tuple[Callable[[TrainingPlan], bool], str]
+_SCORED_RECIPES = {"dpo": ("pure-bf16", "fp32"), "grpo": ("pure-bf16",)}
 
 
 def _divides(small: str, large: str) -> Rule:
@@ -230,8 +268,37 @@ _OFFLOAD_RULES: tuple[Rule, ...] = (
     ),
 )
 
+_SCORING_RULES: tuple[Rule, ...] = (
+    (
+        lambda plan: plan.scores and (plan.implementation != "hf" or plan.loss != "chunked"),
+        "objective: {objective!r} is modelled with implementation 'hf' and loss 'chunked' (TRL's head that gives no logits), and they "
+        "are {implementation!r} and {loss!r}",
+    ),
+    (
+        lambda plan: plan.scores and (plan.zero > 2 or plan.tp * plan.pp * plan.cp * plan.ep > 1),
+        "objective: {objective!r} is modelled on data-parallel ranks with zero at most 2: zero ({zero}), tp ({tp}), pp ({pp}), cp ({cp}), "
+        "ep ({ep})",
+    ),
+    (
+        lambda plan: plan.recipe not in _SCORED_RECIPES.get(plan.objective, (plan.recipe,)),
+        "objective: {objective!r} is modelled in pure-bf16 (dpo: fp32 too), and recipe is {recipe!r}",
+    ),
+    (
+        lambda plan: plan.scores and plan.method not in ("full", "lora"),
+        "objective: {objective!r} is modelled with methods full and lora, and method is {method!r}",
+    ),
+    (
+        lambda plan: plan.scores and plan.prompt >= plan.seq,
+        "prompt ({prompt}) must be below seq ({seq}): the rest is the completion",
+    ),
+    (
+        lambda plan: not plan.scores and (plan.prompt > 1 or plan.reference is not None),
+        "prompt and reference need objective dpo or grpo, not {objective!r}",
+    ),
+)
 # The first rule that a plan breaks is told, with the values in it.
 _PLAN_RULES: tuple[Rule, ...] = (
+    *_SCORING_RULES,
     (
         lambda plan: plan.batch % (plan.micro_batch * plan.dp) != 0,
         "micro_batch * dp ({micro_batch} * {dp}) must divide global_batch ({global_batch})",
@@ -329,6 +396,12 @@ def check(plan: TrainingPlan, spec: ModelSpec) -> None:
     if plan.implementation == "liger" and spec.architecture not in PATCHES:
         known = ", ".join(name.removesuffix("ForCausalLM") for name in PATCHES)
         raise InputError.of("implementation", "liger", f"it is not modelled for {spec.architecture}; it is for {known}")
+    if plan.objective == "grpo" and not all(_generates_plainly(kind.mixer, plan.seq) for kind in spec.layers.kinds):
+        raise InputError.of(
+            "objective",
+            "grpo",
+            f"its rollout is modelled for keys and values of the whole sequence, which {spec.name} does not keep",
+        )
     experts = any(isinstance(kind.feed_forward, MoE) for kind in spec.layers.kinds)
     stacked = experts and spec.architecture not in _PUBLISHED_STACKED
     if stacked and plan.lora and plan.lora.targets == ("all-linear",):  # adapters of rank r · E on the stacked weights (peft 0.21)
@@ -348,6 +421,14 @@ def check(plan: TrainingPlan, spec: ModelSpec) -> None:
         )
     if plan.lora_targets not in ((), ("all-linear",)):
         lora_parameters(spec, plan.lora_rank, ",".join(plan.lora_targets))  # refuses a name that no linear layer has
+
+
+def _generates_plainly(mixer: object, seq: int) -> bool:
+    """Whether a layer's cache is the keys and values of all tokens, read by a fused kernel without a mask."""
+    if not isinstance(mixer, Attention):
+        return False
+    limited = 0 < (mixer.window or mixer.chunk) < seq
+    return not (limited or mixer.softcap or mixer.sinks or mixer.indexer)
 
 
 def _kv_heads(spec: ModelSpec) -> Iterator[int]:

@@ -36,6 +36,12 @@ class Settings:
     several: bool = True  # sequences in a batch: then batched matmuls of eager attention copy heads that lie apart
     longest_masked: int = 0  # the longest window that the sequence fills, so that it needs a mask
     liger: liger.Patches | None = None  # Liger-Kernel's operators in the place of the model's own
+    frozen: bool = False  # a pass that no gradient follows
+
+    @property
+    def trains(self) -> bool:
+        """Whether the model's own weights train."""
+        return self.lora is None and not self.frozen
 
     @property
     def between(self) -> Extent:
@@ -80,9 +86,7 @@ class Builder:
             if tp > 1 or copies > 1
             else Dim(elements, f"({latex})", numbers)
         )
-        return Weight(
-            "_".join(weight.name for weight in weights), size, self.settings.lora is None, self.settings.bytes
-        )
+        return Weight("_".join(weight.name for weight in weights), size, self.settings.trains, self.settings.bytes)
 
     def gather(self, x: Value) -> Value:
         """The whole sequence of what sequence parallelism divides: a copy, which the projections then keep (DTensor)."""
@@ -111,7 +115,7 @@ class Builder:
             return NORMS[norm.kind if norm.style == "native" else norm.style](self, x, norm, rows)
 
     def vector(self, norm: Norm) -> Weight:
-        return Weight("weight", norm.size, self.settings.lora is None, self.settings.bytes)
+        return Weight("weight", norm.size, self.settings.trains, self.settings.bytes)
 
     def linear(self, x: Value, weights: Iterable[ModelWeight], out: Dim, name: str, module: str) -> Value:
         """A linear layer, with its adapter where LoRA takes it. Weights beyond the first of a fused one lie in one tensor."""
