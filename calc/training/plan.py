@@ -87,7 +87,8 @@ class TrainingPlan(BaseModel):
     method: Literal["full", "lora", "dora", "qlora"] = Field("full", description="full training or adapters")
     lora_rank: int = Field(8, ge=1, le=65536, description="rank r of the adapters")
     lora_targets: Names = Field(
-        (), description="modules with adapters, with commas, or all-linear; left out: q_proj,v_proj, all-linear for qlora"
+        (),
+        description="modules with adapters, with commas, or all-linear; left out: q_proj,v_proj, all-linear for qlora",
     )
     objective: Literal["pretrain", "sft", "dpo", "ppo", "grpo"] = Field(
         "pretrain",
@@ -404,7 +405,9 @@ def check(plan: TrainingPlan, spec: ModelSpec) -> None:
         )
     experts = any(isinstance(kind.feed_forward, MoE) for kind in spec.layers.kinds)
     stacked = experts and spec.architecture not in _PUBLISHED_STACKED
-    if stacked and plan.lora and plan.lora.targets == ("all-linear",):  # adapters of rank r · E on the stacked weights (peft 0.21)
+    if (
+        stacked and plan.lora and plan.lora.targets == ("all-linear",)
+    ):  # adapters of rank r · E on the stacked weights (peft 0.21)
         raise InputError(
             f"lora_targets: with 'all-linear' peft adapts the experts of {spec.name} too, which is not modelled; "
             "name the modules, such as q_proj,v_proj",
@@ -412,8 +415,12 @@ def check(plan: TrainingPlan, spec: ModelSpec) -> None:
         )
     if plan.ep > 1 and not experts:
         raise InputError.of("ep", plan.ep, f"{spec.name} has no experts, so it must be 1")
-    if plan.method == "qlora" and any(isinstance(kind.mixer, Recurrence | CompressedAttention) for kind in spec.layers.kinds):
-        raise InputError.of("method", "qlora", f"it is not modelled for the recurrent or compressed layers of {spec.name}")
+    if plan.method == "qlora" and any(
+        isinstance(kind.mixer, Recurrence | CompressedAttention) for kind in spec.layers.kinds
+    ):
+        raise InputError.of(
+            "method", "qlora", f"it is not modelled for the recurrent or compressed layers of {spec.name}"
+        )
     if plan.lora and not plan.lora.targets and not has_peft_targets(spec):
         raise InputError(
             f"lora_targets: left out, and peft's own choice names no linear layer of {spec.name}; name the modules",

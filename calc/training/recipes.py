@@ -108,6 +108,7 @@ class OptimizerLedger:
     url: str
     block: int = 0
     smallest: int = 0
+    moment: int = 0  # bytes of a moment whatever the recipe; 0: the recipe's
     factored: bool = False
     vectors_adamw: bool = False
     foreach: int = 0  # copies of a moment alive at the step, by kernel
@@ -139,5 +140,7 @@ OPTIMIZERS: Final = {
     "adamw-8bit": OptimizerLedger(
         ("moment_1", "moment_2"), "bitsandbytes, Adam8bit (blocks of 256)", _BNB, block=256, smallest=4096
     ),
-    "paged-adamw": OptimizerLedger(("moment_1", "moment_2"), "bitsandbytes, PagedAdamW", _BNB, note=_HELD_ON_DEVICE),
+    "paged-adamw": OptimizerLedger(
+        ("moment_1", "moment_2"), "bitsandbytes, PagedAdamW (fp32 moments)", _BNB, moment=4, note=_HELD_ON_DEVICE
+    ),
 }  # fmt: skip

@@ -67,7 +67,8 @@ def rules(recipe: str, optimizer: str) -> tuple[Rule, ...]:
     ledger, steps = RECIPES[recipe], OPTIMIZERS[optimizer]
     found = [Rule(s.name, s.group, s.bytes, s.zero, ledger.source, ledger.url) for s in ledger.states]
     kind = "blocks" if steps.block else "factored" if steps.factored else "plain"
-    found += [Rule(name, "optimizer", ledger.moment, 1, steps.source, steps.url, kind) for name in steps.moments]
+    size = steps.moment or ledger.moment
+    found += [Rule(name, "optimizer", size, 1, steps.source, steps.url, kind) for name in steps.moments]
     if steps.vectors_adamw:  # what is no hidden matrix keeps AdamW's two moments
         found.append(Rule("moment_2", "optimizer", ledger.moment, 1, steps.source, steps.url, only="vector"))
     return tuple(found)
