@@ -80,7 +80,7 @@ class Gathered:
     reduced: int = 2
 
     @cached_property
-    def _known(self) -> dict[tuple[object, ...], int]:
+    def _known(self) -> dict[tuple[object, ...], tuple[int, int]]:
         return {}
 
     @cached_property
@@ -107,15 +107,18 @@ class Gathered:
             return self.layers[-1].whole.bytes
         return self.root.whole.bytes + (self._whole[-1].bytes if self.keeps else 0)
 
-    def bytes(self, phase: str, index: int, at: str = "block") -> int:
-        """Bytes alive while segment `index` runs ("block"), as it begins ("before") or as its gradients are reduced ("after")."""
+    def sizes(self, phase: str, index: int, at: str = "block") -> tuple[int, int]:
+        """Bytes alive while segment `index` runs ("block"), as it begins ("before") or as its gradients are reduced ("after"), and
+        those of them that the gathers' stream has allocated."""
         if not self.active:
-            return 0
+            return 0, 0
         layer = index - self.first
         near = tuple(id(self.layers[at]) for at in range(max(layer - 1, 0), min(layer + 2, len(self.layers))))
         case = (phase, at, near, min(layer, 1), layer >= len(self.layers), layer if self.keeps else 0)
         if case not in self._known:  # layers between like neighbours are alike
-            self._known[case] = sum(amount.bytes for _, amount in self._alive(phase, index, at))
+            alive = list(self._alive(phase, index, at))
+            buffers = sum(amount.bytes for name, amount in alive if name in ("all_gather", "cast"))
+            self._known[case] = sum(amount.bytes for _, amount in alive), buffers
         return self._known[case]
 
     @cached_property
@@ -123,12 +126,6 @@ class Gathered:
         """What the stream of the gathers comes to hold of the allocator: two buffers that follow each other."""
         sizes = [group.flat.bytes for group in (self.layers if self.apart else (self.root, *self.layers))]
         return max((a + b for a, b in pairwise(sizes)), default=sum(sizes))
-
-    def buffers(self, phase: str, index: int, at: str) -> int:
-        """Bytes of the gathers' buffers alive then."""
-        if not self.active or phase == "step":
-            return 0
-        return sum(amount.bytes for name, amount in self._alive(phase, index, at) if name == "all_gather")
 
     def leaves(self, phase: str, index: int, at: str) -> tuple[Component, ...]:
         """The same as leaves."""

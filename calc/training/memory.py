@@ -31,11 +31,13 @@ class Moment(NamedTuple):
     """The highest point of a phase: bytes, and the segment whose peak it is (-1: none).
 
     `at`: its "block" runs; or, where weights are gathered, "before" it, or "after" it, when its gradients are reduced.
+    `own`: those of its bytes that lie in the pool of the stream that computes.
     """
 
     bytes: int
     segment: int
     at: str = "block"
+    own: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,27 +170,34 @@ class StageMemory:
         """Whether its gradients wait unsharded, or leave, among what is gathered."""
         return self.gathered.active and (self.streams or (self.gathered.waits and not segment.inside))
 
-    @cached_property
+    @property
     def moments(self) -> dict[str, Moment]:
         """The highest point of each phase."""
+        return self._timeline[0]
+
+    @cached_property
+    def _timeline(self) -> tuple[dict[str, Moment], int]:
+        """The highest point of each phase, and of the pool of the stream that computes."""
         parameters, gradients, optimizer = self.states
         base = parameters + optimizer + self.beside + (gradients if self.accumulates else 0)
         forward = backward = Moment(base, -1)
         before = []
-        kept = 0
+        kept = own = 0
         late = int(sum(constant.leaf.total for constant in self.constants if constant.late))
         for index, segment in enumerate(self.segments):
             before.append(kept)
             taken = late + (self.received if index == 0 else 0)
             taken -= self._bytes_until("stack") if segment.inside else 0
-            forward = max(forward, *self._moments("forward", index, base - taken + kept, segment.bytes.forward_peak))
+            found = self._moments("forward", index, base - taken + kept, segment.bytes.forward_peak)
+            forward, own = max(forward, *found), max(own, *(moment.own for moment in found))
             kept += segment.bytes.kept
         for index, segment in reversed(list(enumerate(self.segments))):
             peak = segment.bytes.accumulating_peak if self.adds_at_once else segment.bytes.backward_peak
             freed = self._bytes_until("layers") if segment.path == EMBEDDING else 0
             freed -= self._bytes_until("backward")
             beside = base - freed + before[index] + self.later_gradients[index]
-            backward = max(backward, *self._moments("backward", index, beside, peak))
+            found = self._moments("backward", index, beside, peak)
+            backward, own = max(backward, *found), max(own, *(moment.own for moment in found))
         step = (
             parameters
             + gradients
@@ -200,16 +209,19 @@ class StageMemory:
         )
         before_forward = parameters + optimizer + self._bytes_until("step") + self.ddp_buckets
         first = {found.path[0]: Moment(before_forward + found.bytes.forward_peak, -1) for found in self.passes}
-        return {**first, "forward": forward, "backward": backward, "step": Moment(step, -1)}
+        return {**first, "forward": forward, "backward": backward, "step": Moment(step, -1)}, max(own, step - gradients)
 
     def _moments(self, phase: str, index: int, beside: int, peak: int) -> list[Moment]:
         """A segment's own highest point, and those before and after it where weights are gathered and gradients reduced."""
         gathered = self.gathered
-        found = [Moment(beside + peak + gathered.bytes(phase, index), index)]
+        shards = self.states[1] if self.accumulates else self.later_gradients[index] if phase == "backward" else 0
+        whole, buffers = gathered.sizes(phase, index)
+        found = [Moment(beside + peak + whole, index, "block", beside + peak + whole - buffers - shards)]
         for at in ("before", "after") if gathered.active else ():
             if at == "before" or phase == "backward":
                 held = sum(self._around(phase, index, at).values())
-                found.append(Moment(beside + held + gathered.bytes(phase, index, at), index, at))
+                whole, buffers = gathered.sizes(phase, index, at)
+                found.append(Moment(beside + held + whole, index, at, beside + held + whole - buffers - shards))
         return found
 
     def _around(self, phase: str, index: int, at: str) -> dict[str, int]:
@@ -245,18 +257,13 @@ class StageMemory:
 
     @cached_property
     def idle_pools(self) -> int:
-        """What FSDP2's own streams hold of the allocator at the peak and do not use: the allocator lends no freed block to another
-        stream. Gathers fill their buffers in one stream; the shards of gradients are allocated in that of the reduce-scatters.
+        """What the pools of the allocator hold beyond the peak, where FSDP2's streams have their own: no freed block is lent to
+        another stream, so that each pool grows to its own highest point. Gathers fill their buffers in one stream; the shards
+        of gradients are allocated in that of the reduce-scatters.
         """
         if not self.gathered.active or not StateKey.of(self.plan).rows:
             return 0
-        phase, moment = self.peak
-        gradients = self.states[1]
-        if phase == "step" or self.accumulates:
-            gradients = 0
-        elif phase == "backward":
-            gradients -= self.later_gradients[moment.segment]
-        return gradients + self.gathered.pool - self.gathered.buffers(phase, moment.segment, moment.at)
+        return self._timeline[1] + self.states[1] + self.gathered.pool - self.peak[1].bytes
 
     def components(self) -> tuple[Component, ...]:
         """What is alive at the highest point of the step; the leaves sum to its bytes."""

@@ -36,9 +36,20 @@ def test_what_streams_of_fsdp_hold_idle_is_reserved_at_the_peak():
     assert answer.worst.segments[answer.worst.peak[1].segment].path == ("end",)
     layer, root = 4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096, 2 * 32000 * 4096 + 4096
     gathers = 2 * (root + layer)
-    buffers = answer.worst.gathered.buffers("backward", answer.worst.peak[1].segment, answer.worst.peak[1].at)
+    _, buffers = answer.worst.gathered.sizes("backward", answer.worst.peak[1].segment, answer.worst.peak[1].at)
     assert answer.worst.idle_pools == answer.gradients_bytes + gathers - buffers
     assert answer.overhead.fragmentation == answer.peak_bytes * 5 // 100 + answer.worst.idle_pools
+
+
+def test_each_pool_is_held_at_its_own_highest_point():
+    """At the first layer's backward most gradients have their shards, which is the highest point of all; the stream that
+    computes had its own at the loss: two gradients of the logits beside what forward kept, where the loss's gradient takes
+    the place of the count of labels."""
+    plan = {"implementation": "torchtitan", "recompute": "full", "micro_batch": 2, "optimizer_kernel": "fused"}
+    memory = train(model("qwen3-32b"), TrainingPlan(**(FSDP | plan | {"seq": 4096}))).worst
+    assert memory.peak[1].segment == 1
+    at_the_loss = memory.states[0] + memory.states[2] + memory.activations + 2 * 4 * 2 * 4096 * 151936
+    assert memory.idle_pools == at_the_loss + memory.states[1] + memory.gathered.pool - memory.peak[1].bytes
 
 
 @pytest.mark.parametrize("changes", [{"zero": 2}, {"dp": 1}, {"implementation": "fused", "recipe": "megatron-bf16"}])
