@@ -77,7 +77,11 @@ def test_leaves_sum_to_the_peak_and_every_formula_is_its_value(name, values, rec
         ("llama-2-7b", {"zero": 3, "dp": 2}, "zero (3) must be at most 2"),
         ("llama-2-7b", {"tp": 2}, "method: 'qlora' is modelled without tensor and expert parallelism"),
         ("mixtral-8x7b-v0.1", {}, "lora_targets: with 'all-linear' peft adapts the experts"),
-        ("mamba-370m-hf", {"lora_targets": ("x_proj",)}, "method: 'qlora' is not allowed; it is not modelled for the recurrent"),
+        (
+            "mamba-370m-hf",
+            {"lora_targets": ("x_proj",)},
+            "method: 'qlora' is not allowed; it is not modelled for the recurrent",
+        ),
     ],
 )
 def test_what_qlora_does_not_cover_is_refused_with_its_values(name, values, message):
