@@ -7,7 +7,7 @@ run, and may keep all of it on NVMe. Host and NVMe bytes are exact and those of 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple
 
 from calc.breakdown import Breakdown, Component, Formula, Number
@@ -15,6 +15,7 @@ from calc.hardware import Gpu
 from calc.training.plan import TrainingPlan
 from calc.training.recipes import RECIPES
 from calc.training.states import GROUPS, Placed, StateKey, state_components
+from calc.training.tensors import Tensors
 
 AWAY: Final = {
     "none": (),
@@ -26,7 +27,7 @@ NVME_GBPS = 1.6  # of one GPU of a DGX-2 node (ZeRO-Infinity, figure 2b)
 _OFFLOAD = ("ZeRO-Offload, arXiv 2101.06840, sections 3 and 4", "https://arxiv.org/abs/2101.06840")
 _INFINITY = ("ZeRO-Infinity, arXiv 2104.07857, sections 3 and 4", "https://arxiv.org/abs/2104.07857")
 _LETTERS = (
-    "w, g, o: bytes of this rank's weights, gradients and optimizer state; m: micro-batches of one step",
+    "w, g, o: bytes of this rank's weights, gradients and optimizer state; u: weights that it updates; m: micro-batches of one step",
     "l: loads of the weights for a micro-batch: forward, backward, and one more for recomputation",
 )
 NOTES: Final = {
@@ -104,13 +105,16 @@ def offloaded(plan: TrainingPlan, groups: tuple[Placed, ...], key: StateKey) -> 
     exact = key._replace(granule=1, counters=False)
     own = exact._replace(zero=3)  # the part of the weights that this rank updates
     held = list(state_components(groups, exact, AWAY[plan.offload])) if AWAY[plan.offload] else []
-    weights = state_components(groups, own, ("parameters",)) if plan.offload != "none" else ()
+    weights = state_components(groups, own, ("parameters",)) if plan.offload == "parameters" else ()
+    trained = tuple((_trained(tensors), count) for tensors, count in groups)
+    updated = state_components(trained, own, ("parameters",)) if plan.offload != "none" else ()
     master = any(state.name == "master" for state in RECIPES[plan.recipe].states)
     if plan.offload == "optimizer" and not master:
-        held += [Component("weights_copy", children=part.children) for part in weights]
+        held += [Component("weights_copy", children=part.children) for part in updated]
     sizes = {part.name: int(part.total) for part in held}
     numbers = {
         "w": int(sum(part.total for part in weights)),
+        "u": int(sum(part.total for part in updated)),
         "g": sizes.get("gradients", 0),
         "o": sizes.get("optimizer", 0),
         "m": plan.microbatches,
@@ -122,16 +126,22 @@ def offloaded(plan: TrainingPlan, groups: tuple[Placed, ...], key: StateKey) -> 
     )
 
 
+@lru_cache(maxsize=256)
+def _trained(tensors: Tensors) -> Tensors:
+    """The tensors of a group that train. Cached: a group hashes by identity."""
+    return Tensors(tensors.path, tuple(tensor for tensor in tensors.tensors if not tensor.frozen))
+
+
 # What moves each way: letters whose product is one term. Weights alone come back where the optimizer alone is away.
 _TERMS: Final = {
-    ("optimizer", "to_device"): ("w",),
+    ("optimizer", "to_device"): ("u",),
     ("optimizer", "to_host"): ("mg",),
     ("optimizer", "nvme_read"): ("g", "o"),
     ("optimizer", "nvme_written"): ("mg", "o"),
     ("parameters", "to_device"): ("mlw",),
     ("parameters", "to_host"): ("mg",),
     ("parameters", "nvme_read"): ("mlw", "g", "o"),
-    ("parameters", "nvme_written"): ("mg", "o", "w"),
+    ("parameters", "nvme_written"): ("mg", "o", "u"),
 }
 
 

@@ -119,6 +119,15 @@ def test_leaves_sum_to_the_peak_and_every_formula_is_its_value(name, values):
     assert answer.peak_bytes < plain.peak_bytes
 
 
+def test_what_never_trains_is_not_updated_on_the_host():
+    answer = train(model("gemma-3-4b-it"), TrainingPlan(seq=512, offload="optimizer"))
+    trained = answer.gradients_bytes + sum(
+        row.value for row in answer.offloaded.held.rows() if "/gradients/" in f"/{row.path}"
+    )
+    assert answer.offloaded.traffic.to_device == trained  # bf16 weights and gradients
+    assert answer.parameters_bytes > answer.offloaded.traffic.to_device
+
+
 def test_without_offload_nothing_is_away_and_nothing_moves():
     answer = train(model("llama-2-7b"), TrainingPlan(seq=512))
     found = answer.as_json()
@@ -135,6 +144,7 @@ def test_without_offload_nothing_is_away_and_nothing_moves():
         ({"offload": "optimizer", "optimizer": "adamw-8bit"}, "optimizer 'adamw-8bit' on the device"),
         ({"offload": "optimizer", "method": "lora"}, "method is 'lora'"),
         ({"offload": "optimizer", "pp": 2, "global_batch": 4}, "pp 2"),
+        ({"offload": "optimizer", "objective": "dpo"}, "objective 'dpo'"),
     ],
 )
 def test_what_offloading_does_not_cover_is_refused_with_its_values(values, message):
