@@ -63,7 +63,8 @@ def test_the_assumed_fragmentation_is_what_megatron_runs_showed_and_its_bound_wh
     assert round(median(shares)) == FRAGMENTATION
     beyond = []
     for row in PREDICTED:
-        if row["counter"] == "peak_reserved" and not row["why"]:  # eager runs in 16 bits
+        other = any(word in row["why"] for word in ("compiled", "float8", "SimpleFSDP"))
+        if row["counter"] == "peak_reserved" and not other:  # eager runs in 16 bits
             memory, lines = answer_of(row).worst, answer_of(row).overhead
             rest = row["measured"] * UNITS[row["unit"]] - memory.peak[1].bytes - memory.idle_pools - lines.workspace
             beyond.append(100 * rest / memory.peak[1].bytes)
