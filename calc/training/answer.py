@@ -205,7 +205,7 @@ def _assumptions(plan: TrainingPlan, spec: ModelSpec) -> list[str]:
 
 def _scoring(plan: TrainingPlan) -> Iterator[str]:
     """What preference and reinforcement learning take for granted."""
-    yield f"{plan.objective}: sequences of equal length, without padding; {plan.prompt} of {plan.seq} tokens are the prompt"
+    yield f"{plan.objective}: sequences of equal length, without padding; {plan.prompt_tokens} of {plan.seq} tokens are the prompt"
     if plan.holds_reference:
         yield "the reference model has the policy's number format, as TRL loads it, and lies whole on each device"
     elif plan.runs_reference:

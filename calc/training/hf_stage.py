@@ -126,7 +126,7 @@ def scored_by(plan: TrainingPlan, outputs: tuple[str, ...], embedded: bool) -> S
     """What a pass scores; None for one whose loss is over all tokens."""
     if not outputs:
         return None
-    return Scored(plan.sequences * (plan.seq - plan.prompt), plan.sequences * (plan.seq - 1), outputs, embedded)
+    return Scored(plan.sequences * (plan.seq - plan.prompt_tokens), plan.sequences * (plan.seq - 1), outputs, embedded)
 
 
 def _chunk(plan: TrainingPlan, spec: ModelSpec) -> tuple[int, int]:

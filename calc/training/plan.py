@@ -94,7 +94,7 @@ class TrainingPlan(BaseModel):
         "pretrain",
         description="what the step optimises: dpo and grpo as TRL's trainers do, a micro-batch being pairs or completions",
     )
-    prompt: int = Field(
+    prompt_tokens: int = Field(
         1,
         ge=1,
         le=2**24,
@@ -291,12 +291,12 @@ _SCORING_RULES: tuple[Rule, ...] = (
         "objective: {objective!r} is modelled with methods full and lora, and method is {method!r}",
     ),
     (
-        lambda plan: plan.scores and plan.prompt >= plan.seq,
-        "prompt ({prompt}) must be below seq ({seq}): the rest is the completion",
+        lambda plan: plan.scores and plan.prompt_tokens >= plan.seq,
+        "prompt_tokens ({prompt_tokens}) must be below seq ({seq}): the rest is the completion",
     ),
     (
-        lambda plan: not plan.scores and (plan.prompt > 1 or plan.reference is not None),
-        "prompt and reference need objective dpo or grpo, not {objective!r}",
+        lambda plan: not plan.scores and (plan.prompt_tokens > 1 or plan.reference is not None),
+        "prompt_tokens and reference need objective dpo or grpo, not {objective!r}",
     ),
 )
 # The first rule that a plan breaks is told, with the values in it.

@@ -87,12 +87,12 @@ def _prompts(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> tuple[Compone
     numbers: dict[str, Number] = {
         "w": settings_of(plan, spec).bytes,
         "B": plan.generated,
-        "p": plan.prompt,
+        "p": plan.prompt_tokens,
         "h": spec.hidden_size,
     }
-    size = int(numbers["w"]) * plan.generated * plan.prompt * spec.hidden_size
+    size = int(numbers["w"]) * plan.generated * plan.prompt_tokens * spec.hidden_size
     embedded = _leaf("embedded", size, r"<w> \cdot <B> \cdot <p> \cdot <h>", numbers)
-    return (*_cached(plan, spec, stage, plan.prompt), embedded, _working(plan, spec, stage, plan.prompt))
+    return (*_cached(plan, spec, stage, plan.prompt_tokens), embedded, _working(plan, spec, stage, plan.prompt_tokens))
 
 
 def _last_layer(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> tuple[Component, ...]:

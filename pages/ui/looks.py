@@ -75,6 +75,8 @@ LOOKS = {
     "max_seqs": Look("Sequences a step"),
     "kv_memory_gib": Look("Cache given (GiB)", step=1),
     "prompt": Look("Prompt (tokens)"),
+    "prompt_tokens": Look("Prompt (tokens)", _SEQUENCE),
+    "reference": Look("Reference model"),
     "output": Look("Output (tokens)"),
     "keep_window": Look("Window kept (tokens)"),
     "keep_sinks": Look("Sinks kept (tokens)"),

@@ -158,12 +158,12 @@ def run_dpo(
 
 
 DPO = [
-    ("llama-3.2-1b", {"seq": 1024, "prompt": 512}),
-    ("llama-2-7b", {"seq": 1024, "prompt": 1, "micro_batch": 2}),
-    ("llama-2-7b", {"seq": 2048, "prompt": 256, "recipe": "fp32"}),
-    ("qwen3-0.6b", {"seq": 4096, "prompt": 1024, "recompute": "full"}),
-    ("llama-2-7b", {"seq": 1024, "prompt": 512, "reference": False}),
-    ("llama-2-7b", {"seq": 1024, "prompt": 512, "method": "lora"}),
+    ("llama-3.2-1b", {"seq": 1024, "prompt_tokens": 512}),
+    ("llama-2-7b", {"seq": 1024, "prompt_tokens": 1, "micro_batch": 2}),
+    ("llama-2-7b", {"seq": 2048, "prompt_tokens": 256, "recipe": "fp32"}),
+    ("qwen3-0.6b", {"seq": 4096, "prompt_tokens": 1024, "recompute": "full"}),
+    ("llama-2-7b", {"seq": 1024, "prompt_tokens": 512, "reference": False}),
+    ("llama-2-7b", {"seq": 1024, "prompt_tokens": 512, "method": "lora"}),
 ]
 
 
@@ -174,7 +174,12 @@ def test_dpo_is_the_program_of_policy_and_reference(name, changes):
     told = train(from_config(config, name), TrainingPlan(objective="dpo", **values))
     options = {key: values[key] for key in ("recipe", "recompute", "method") if key in values}
     seen = run_dpo(
-        config, values.get("reference") is not False, values["prompt"], values["seq"], values["micro_batch"], **options
+        config,
+        values.get("reference") is not False,
+        values["prompt_tokens"],
+        values["seq"],
+        values["micro_batch"],
+        **options,
     )
     for phase in ("forward", "backward", "step"):
         assert abs(told.phases[phase] / seen[phase] - 1) < CLOSE, phase
@@ -233,10 +238,10 @@ def run_grpo(
 
 
 GRPO = [
-    ("llama-3.2-1b", {"seq": 1024, "prompt": 256, "micro_batch": 8}),
-    ("llama-2-7b", {"seq": 4096, "prompt": 512, "micro_batch": 4, "reference": True}),
-    ("llama-2-7b", {"seq": 1024, "prompt": 1023, "micro_batch": 8, "recompute": "full"}),
-    ("llama-3.2-1b", {"seq": 512, "prompt": 64, "micro_batch": 64, "recompute": "full"}),
+    ("llama-3.2-1b", {"seq": 1024, "prompt_tokens": 256, "micro_batch": 8}),
+    ("llama-2-7b", {"seq": 4096, "prompt_tokens": 512, "micro_batch": 4, "reference": True}),
+    ("llama-2-7b", {"seq": 1024, "prompt_tokens": 1023, "micro_batch": 8, "recompute": "full"}),
+    ("llama-3.2-1b", {"seq": 512, "prompt_tokens": 64, "micro_batch": 64, "recompute": "full"}),
 ]
 
 
@@ -247,6 +252,6 @@ def test_grpo_is_the_program_of_rollout_reference_and_update(name, changes):
     told = train(from_config(config, name), TrainingPlan(objective="grpo", **values))
     options = {key: values[key] for key in ("recipe", "recompute") if key in values}
     with_reference = values.get("reference", False)
-    seen = run_grpo(config, with_reference, values["prompt"], values["seq"], values["micro_batch"], **options)
+    seen = run_grpo(config, with_reference, values["prompt_tokens"], values["seq"], values["micro_batch"], **options)
     for phase in ("rollout", *(("reference",) if with_reference else ()), "forward", "backward", "step"):
         assert abs(told.phases[phase] / seen[phase] - 1) < CLOSE, phase

@@ -11,7 +11,7 @@ from tests.latex import assert_formulas_hold
 
 
 def answer(name="llama-3.2-1b", **values):
-    return train(model(name), TrainingPlan(**{"seq": 1024, "prompt": 256, **values}))
+    return train(model(name), TrainingPlan(**{"seq": 1024, "prompt_tokens": 256, **values}))
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def answer(name="llama-3.2-1b", **values):
         {"objective": "grpo", "micro_batch": 4},
         {"objective": "grpo", "micro_batch": 2, "global_batch": 512, "reference": True, "recompute": "full"},
         {"objective": "grpo", "micro_batch": 1, "global_batch": 4096, "seq": 8192, "recompute": "full"},
-        {"objective": "grpo", "micro_batch": 512, "seq": 32, "prompt": 31, "recompute": "full"},
+        {"objective": "grpo", "micro_batch": 512, "seq": 32, "prompt_tokens": 31, "recompute": "full"},
     ],
     ids=str,
 )
@@ -45,7 +45,7 @@ def test_dpo_holds_the_reference_beside_the_policy_and_sees_both_answers():
 
 def test_with_adapters_the_reference_is_the_base_model_and_no_second_copy():
     adapted = answer(objective="dpo", method="lora")
-    assert adapted.parameters_bytes == answer(method="lora", prompt=1).parameters_bytes
+    assert adapted.parameters_bytes == answer(method="lora", prompt_tokens=1).parameters_bytes
     assert adapted.worst.segments[-1].path[0] == "reference"  # it runs all the same
 
 
