@@ -33,6 +33,8 @@ from measure.workloads.kernel_rows import (
 )
 from measure.workloads.models import config_of, name_of, two_depths, with_depth
 
+Decoding = Callable[[], Tensor]
+
 _BLOCK: Final = 16  # tokens of a block, vLLM's default
 _LENGTHS: Final = {"small": (128, 256, 512), "medium": (1024, 4096, 8192)}
 
@@ -134,7 +136,7 @@ class Decode(NamedTuple):
     held: int
     flops: int
     nbytes: int
-    programs: Mapping[str, Callable[[], Tensor]]
+    programs: Mapping[str, Decoding]
 
 
 def paged(setting: Setting) -> Iterator[tuple[str, Callable[[int], Decode]]]:
@@ -177,10 +179,8 @@ def _grouped(setting: Setting, sequences: int, length: int, heads: int, kv_heads
     keys, values = cache(), cache()
     query = torch.randn(sequences, heads, head, device=keys.device).to(keys.dtype)
     per_token = 2 * kv_heads * head * keys.itemsize
-    programs = {
-        name: partial(decode, query, keys, values, table, lengths)
-        for name, decode in _programs(setting, gathered_decode, "paged_decode").items()
-    }
+    plain = partial(gathered_decode, query, keys, values, table, length)
+    programs = _programs(setting, plain, "paged_decode", query, keys, values, table, lengths)
     flops, nbytes = 4 * sequences * length * heads * head, sequences * length * per_token
     return Decode(table.numel() * _BLOCK * per_token, keys.nbytes + values.nbytes, flops, nbytes, programs)
 
@@ -192,34 +192,32 @@ def _latents(setting: Setting, sequences: int, length: int, heads: int) -> Decod
     latents = cache()
     query = torch.randn(sequences, heads, width, device=latents.device).to(latents.dtype)
     per_token = width * latents.itemsize
-    programs = {
-        name: partial(decode, query, latents, table, lengths, value_dim=_LATENT, scale=_LATENT_SCALE)
-        for name, decode in _programs(setting, gathered_latent_decode, "paged_decode_latent").items()
-    }
+    named = {"value_dim": _LATENT, "scale": _LATENT_SCALE}
+    plain = partial(gathered_latent_decode, query, latents, table, length, **named)
+    programs = _programs(setting, plain, "paged_decode_latent", query, latents, table, lengths, **named)
     flops, nbytes = 2 * sequences * length * heads * (width + _LATENT), sequences * length * per_token
     return Decode(table.numel() * _BLOCK * per_token, latents.nbytes, flops, nbytes, programs)
 
 
-def _programs(setting: Setting, plain: Callable[..., Tensor], kernel: str) -> Mapping[str, Callable[..., Tensor]]:
-    """The programs that this device can run; Triton compiles for GPUs alone."""
+def _programs(setting: Setting, plain: Decoding, kernel: str, *given: Any, **named: Any) -> Mapping[str, Decoding]:
+    """The programs that this device can run: torch's, and a Triton kernel on what it is given."""
     if not with_triton(setting.device):
         return {"torch": plain}
     from kernels import paged_decode
 
-    return {"torch": plain, "triton": getattr(paged_decode, kernel)}
+    return {"torch": plain, "triton": partial(getattr(paged_decode, kernel), *given, **named)}
 
 
-def gathered_decode(q_BHD: Tensor, k_NTHD: Tensor, v_NTHD: Tensor, table_BM: Tensor, lengths_B: Tensor) -> Tensor:
+def gathered_decode(q_BHD: Tensor, k_NTHD: Tensor, v_NTHD: Tensor, table_BM: Tensor, length: int) -> Tensor:
     """What torch has without a paged kernel: gather the blocks, then attend; sequences of one length."""
-    length = int(lengths_B[0])
     k, v = (cache[table_BM].flatten(1, 2)[:, :length].transpose(1, 2) for cache in (k_NTHD, v_NTHD))
     return scaled_dot_product_attention(q_BHD[:, :, None], k, v, enable_gqa=True)[:, :, 0]
 
 
 def gathered_latent_decode(
-    q_BHR: Tensor, cache_NTR: Tensor, table_BM: Tensor, lengths_B: Tensor, *, value_dim: int, scale: float
+    q_BHR: Tensor, cache_NTR: Tensor, table_BM: Tensor, length: int, *, value_dim: int, scale: float
 ) -> Tensor:
     """The same over latents, which all heads share as key and, in their first part, as value."""
-    keys = cache_NTR[table_BM].flatten(1, 2)[:, None, : int(lengths_B[0])]
+    keys = cache_NTR[table_BM].flatten(1, 2)[:, None, :length]
     values = keys[..., :value_dim]
     return scaled_dot_product_attention(q_BHR[:, :, None], keys, values, scale=scale, enable_gqa=True)[:, :, 0]

@@ -1,5 +1,7 @@
 """The table of `make bench-gpu`, in tiny sizes in Triton's interpreter; and what it says without a GPU."""
 
+from functools import partial
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -66,10 +68,10 @@ def test_what_is_timed_beside_each_other_computes_the_same():
         assert error < 0.02, made.name
 
 
-def _both(setting, plain, kernel):
+def _both(setting, plain, kernel, *given, **named):
     from kernels import paged_decode
 
-    return {"torch": plain, "triton": getattr(paged_decode, kernel)}
+    return {"torch": plain, "triton": partial(getattr(paged_decode, kernel), *given, **named)}
 
 
 def test_a_line_says_whether_its_target_is_met():

@@ -157,7 +157,7 @@ def test_a_paged_cache_is_read_at_a_bandwidth():
 def test_decoding_from_blocks_equals_attention_over_the_whole():
     keys, values = torch.randn(6, 16, 2, 8), torch.randn(6, 16, 2, 8)
     query, table = torch.randn(2, 4, 8), torch.tensor([[5, 0, 3], [2, 4, 1]])
-    out = inference.gathered_decode(query, keys, values, table, torch.tensor([40, 40]))
+    out = inference.gathered_decode(query, keys, values, table, 40)
     for b in range(2):
         k, v = (
             torch.cat([cache[block] for block in table[b].tolist()])[:40].repeat_interleave(2, 1)
@@ -170,7 +170,7 @@ def test_decoding_from_blocks_equals_attention_over_the_whole():
 def test_decoding_from_latents_equals_attention_over_keys_whose_first_part_is_the_value():
     cache, query = torch.randn(6, 16, 12), torch.randn(2, 4, 12)
     table = torch.tensor([[5, 0, 3], [2, 4, 1]])
-    out = inference.gathered_latent_decode(query, cache, table, torch.tensor([40, 40]), value_dim=8, scale=0.3)
+    out = inference.gathered_latent_decode(query, cache, table, 40, value_dim=8, scale=0.3)
     for b in range(2):
         keys = torch.cat([cache[block] for block in table[b].tolist()])[:40]
         weights = torch.softmax(0.3 * query[b] @ keys.t(), -1)
