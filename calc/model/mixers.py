@@ -26,6 +26,7 @@ class Attention:
     `rotary_dim` is the part of a head that is turned (0: all); `rotary_joined`: the program copies the head together again.
     `gated`: the query projection also makes an output gate of the same width. `shares_kv`: keys and values are an earlier layer's.
     `inputs` is the width that query, key and value read where it is not the hidden size. `passes`: the scores are computed so often.
+    `routed`: query and output projections are experts, which the layer holds beside (JetMoE).
     """
 
     hidden_size: int
@@ -53,6 +54,7 @@ class Attention:
     rotary_joined: bool = False
     inputs: int = 0
     passes: int = 1
+    routed: bool = False
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -62,12 +64,13 @@ class Attention:
         query, key, value, output = self.modules
         x = dim("h_in", self.inputs) if self.inputs else h
         queries = dim("2", 2) * a * d if self.gated else a * d
-        weights = [*linear("query", query, queries, x, Split.OUTPUT, "q" in self.bias)]
+        weights = [] if self.routed else [*linear("query", query, queries, x, Split.OUTPUT, "q" in self.bias)]
         if not self.shares_kv:
             weights += linear("key", key, k * d, x, Split.KV, "k" in self.bias)
             if not self.key_is_value:
                 weights += linear("value", value, k * v, x, Split.KV, "v" in self.bias)
-        weights += linear("output", output, h, a * v, Split.INPUT, "o" in self.bias)
+        if not self.routed:
+            weights += linear("output", output, h, a * v, Split.INPUT, "o" in self.bias)
         norms = (self.q_norm,) if self.shares_kv else (self.q_norm, self.k_norm, self.v_norm)
         for norm in norms:
             weights += norm.weights if norm else ()

@@ -41,9 +41,9 @@ def stages(plan: TrainingPlan, spec: ModelSpec) -> tuple[Stage, ...]:
 
     InputError for layers whose training is not modelled.
     """
-    if any(kind.reused or kind.second for kind in spec.layers.kinds):
+    if any(kind.reused or kind.second or getattr(kind.mixer, "routed", False) for kind in spec.layers.kinds):
         raise InputError(
-            f"model: layers of {spec.name} share weights or hold two mixers, whose training is not modelled; "
+            f"model: layers of {spec.name} share weights, hold two mixers or route attention: their training is not modelled; "
             "python -m measure trace runs the real step",
             "model",
         )

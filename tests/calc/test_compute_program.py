@@ -72,6 +72,11 @@ PROGRAMS = {
         "ModernBertDecoderConfig",
         {key: _BASE[key] for key in _BASE if key != "num_key_value_heads"} | {"cls_token_id": 1, "sep_token_id": 2},
     ),
+    "JetMoeForCausalLM": (
+        "JetMoeConfig",
+        {key: _BASE[key] for key in _BASE if key != "num_attention_heads"}
+        | {"kv_channels": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
     "Dots1ForCausalLM": (
         "Dots1Config",
         _WIDE | _EXPERTS | {"n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1},

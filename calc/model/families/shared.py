@@ -1,4 +1,5 @@
-"""Decoders with two mixers in a layer: Zamba and Zamba 2, whose attention blocks are shared between layers, Falcon-H1, ZAYA."""
+"""Decoders with two mixers in a layer: Zamba and Zamba 2, whose attention blocks are shared between layers, Falcon-H1,
+ZAYA; and JetMoE, whose attention has experts."""
 
 from __future__ import annotations
 
@@ -294,7 +295,33 @@ def zaya(fields: Fields) -> ModelSpec:
     )
 
 
+def jetmoe(fields: Fields) -> ModelSpec:
+    """JetMoE (arXiv 2404.07413): experts for the MLP, and for the query and output projections of attention; keys and values are
+    common to all."""
+    h, kv = hidden(fields), fields.size("num_key_value_heads")
+    size, active = fields.size("kv_channels", "head_dim"), fields.size("num_experts_per_tok")
+    names = ("", "kv_proj", "kv_proj", "")
+    mixer = attention(fields, sizes=(kv * active, kv, size), modules=names, routed=True)
+    forward = moe(fields, experts=("num_local_experts",), width=("intermediate_size",))
+    wide, experts = dim("k", kv) * dim("d", size), forward.num_experts
+    weights = (*linear("query", "", wide, dim("h", h)), *linear("output", "", dim("h", h), wide))
+    bias_of = (Weight("bias", (dim("h", h),)),)
+    extra = (
+        Part("attention_experts", weights, experts, active),
+        Part("attention_router", (*forward.router, *bias_of)),
+        Part("mlp_bias", bias_of),
+    )
+    fields.ignore("num_attention_heads", "aux_loss_coef")
+    return assemble(
+        fields,
+        uniform(fields, Layer("layer", mixer, forward, norms(fields), extra=extra)),
+        tied=True,
+        dropout=dropouts(fields, **_DROPOUT),
+    )
+
+
 FAMILIES = {
+    "JetMoeForCausalLM": Family(jetmoe, "jetmoe"),
     "ZayaForCausalLM": Family(zaya, "zaya"),
     "ZambaForCausalLM": Family(zamba, "zamba"),
     "Zamba2ForCausalLM": Family(zamba2, "zamba2"),

@@ -122,6 +122,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"attention_bias": True, "lm_head_bias": True, "num_hidden_layers": 4, "cca_time0": 3, "sliding_window": 128}
         | {"layer_types": ["hybrid", "hybrid_sliding", "hybrid", "hybrid_sliding"]},
     ),
+    "jetmoe-8b": ("JetMoeForCausalLM", {"num_hidden_layers": 24}),
     "falcon-h1 with biases": (
         "FalconH1ForCausalLM",
         {"mamba_d_ssm": None, "hidden_size": 1024, "mamba_n_heads": 32, "mamba_rms_norm": True, "mamba_n_groups": 2}
@@ -176,9 +177,11 @@ def test_layers_that_share_weights_are_not_parted():
         serve(spec, ServingPlan(pp=2))
 
 
-@pytest.mark.parametrize(("name", "fields"), [("Zamba2ForCausalLM", ZAMBA2_7B), ("FalconH1ForCausalLM", {})])
+@pytest.mark.parametrize(
+    ("name", "fields"), [("Zamba2ForCausalLM", ZAMBA2_7B), ("FalconH1ForCausalLM", {}), ("JetMoeForCausalLM", {})]
+)
 def test_the_training_of_two_mixers_in_a_layer_is_refused(name, fields):
-    with pytest.raises(InputError, match="share weights or hold two mixers"):
+    with pytest.raises(InputError, match="share weights, hold two mixers"):
         train(from_config(_config(name, fields)), TrainingPlan(seq=128), None)
 
 
