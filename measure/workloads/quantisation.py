@@ -9,6 +9,7 @@ from typing import Final
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from calc.records import Measured
 from measure.trace import TraceOptions
@@ -18,6 +19,7 @@ from measure.workloads.cases import Case, each
 from measure.workloads.models import SMALL
 
 _BLOCK: Final = 64  # weights that share a scale in NF4
+_GROUP: Final = 256  # scales of NF4 that share one of their own
 # the 16 values of NF4: QLoRA, arXiv 2305.14314, appendix E
 NF4: Final = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
@@ -28,7 +30,8 @@ NF4_BOUND: Final = (NF4[1] - NF4[0]) / 2  # half of the widest gap, in units of 
 
 
 def run(setting: Setting) -> Iterator[Measured]:
-    """For each tensor: the step and the largest error of absmax int8 and of NF4 (predicted: the bound), and int8's RMS error."""
+    """For each tensor: the step and the largest error of absmax int8 and of NF4 (predicted: the bound), and int8's RMS error;
+    the error that double quantisation adds to a scale, and the bits that a weight then takes."""
     cases = [
         Case("uniform on [-2, 2]", lambda divisor: _errors(torch.linspace(-2, 2, 2**20 + 1, dtype=torch.float64))),
         *(Case(name, partial(_of_model, setting, name)) for name in ("embedding", "MLP weight", "hidden states")),
@@ -66,12 +69,31 @@ def _errors(x: Tensor) -> Iterator[Measured]:
     scales = blocks.abs().amax(1, keepdim=True)
     relative = (blocks - nf4(blocks)).abs() / scales
     yield Measured("", "nf4/largest error over the block's largest value", NF4_BOUND, float(relative.max()), "")
+    yield from _double(scales.flatten())
+
+
+def _double(absmaxes: Tensor) -> Iterator[Measured]:
+    """Double quantisation: the blocks' absmaxes, less their mean, as int8 with a scale for each group of 256."""
+    off = absmaxes - absmaxes.mean()
+    groups = functional.pad(off, (0, -len(off) % _GROUP)).view(-1, _GROUP)
+    codes, scales = absmax_int8_rows(groups)
+    error = (groups - codes * scales).abs() / groups.abs().amax(1, keepdim=True)
+    yield Measured("", "nf4/largest error of an absmax over its group's largest", 1 / 254, float(error.max()), "")
+    weights = len(absmaxes) * _BLOCK
+    kept = weights / 2 + codes.nbytes + 4 * scales.numel()
+    yield Measured("", "nf4/bits a weight", 4 + 8 / _BLOCK + 32 / (_BLOCK * _GROUP), 8 * kept / weights, "bits")
+
+
+def absmax_int8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(codes, scales) of each row of x: q = round(127·x / M) with M the row's largest |x|, and M / 127."""
+    scales = x.abs().amax(1, keepdim=True) / 127
+    return torch.round(x / scales).to(torch.int8), scales
 
 
 def absmax_int8(x: Tensor) -> Tensor:
     """x through int8 and back: q = round(127·x / M) with M the largest |x|."""
-    scale = x.abs().max() / 127
-    return torch.round(x / scale).to(torch.int8).to(x.dtype) * scale
+    codes, scale = absmax_int8_rows(x.reshape(1, -1))
+    return (codes * scale).view_as(x)
 
 
 def nf4(blocks: Tensor) -> Tensor:
