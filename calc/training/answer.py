@@ -24,6 +24,7 @@ from calc.training.quantised import loading
 from calc.training.recipes import OPTIMIZERS, RECIPES
 from calc.training.stages import stages
 from calc.training.tensors import idle_towers
+from calc.training.torchtitan_stage import torchtitan_notes
 
 # The number format that a recipe's matmuls must have; the others run in fp16 or fp32 just as well.
 _FORMATS = {"pure-bf16": "bf16", "megatron-bf16": "bf16", "fsdp-bf16": "bf16", "fp8": "fp8"}
@@ -198,6 +199,8 @@ def _assumptions(plan: TrainingPlan, spec: ModelSpec) -> list[str]:
         told.append("attention: transformers runs this model's attention eager (capped scores or sinks have no SDPA)")
     if plan.scores:
         told += _scoring(plan)
+    if plan.implementation == "torchtitan":
+        told += torchtitan_notes(plan, spec)
     if plan.ep > 1:
         told.append("experts are balanced: every rank serves as many tokens as it holds")
     return told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from calc.breakdown import Component, Formula, Number
@@ -55,6 +56,15 @@ def _plain(layer: Layer) -> bool:
     mixes = isinstance(mixer, Attention | LatentAttention) and not mixer.bias
     dense = isinstance(module, MLP) and not module.bias
     return mixes and (dense or (isinstance(module, MoE) and not module.shared_gate and len(module.router) == 1))
+
+
+def torchtitan_notes(plan: TrainingPlan, spec: ModelSpec) -> Iterator[str]:
+    """What the estimate takes for granted of torchtitan's run."""
+    yield "torchtitan 0.2.2, run eagerly in 16 bits: neither torch.compile nor float8 is counted"
+    if any(isinstance(kind.feed_forward, MoE) for kind in spec.layers.kinds):
+        yield "experts: the rows that padding adds, up to 8 for each expert, are not counted"
+    if plan.cp > 1:
+        yield "context parallelism: the keys and values that ring attention gathers for a while are not counted"
 
 
 def settings_of(plan: TrainingPlan, spec: ModelSpec) -> Settings:

@@ -93,3 +93,11 @@ def test_what_helps_to_go_on_is_told_for_torchtitan_too():
     assert found.checkpoint.bytes == 8_030_261_248 * (4 + 8)
     assert found.largest_micro_batch == 0
     assert any(change.values.get("recompute") in ("selective", "full") for change in found.fixes)
+
+
+def test_what_is_not_counted_is_said():
+    told = " ".join(answer("qwen3-30b-a3b").assumptions)
+    assert "torch.compile" in told
+    assert "padding" in told
+    assert "ring attention" in " ".join(answer(cp=2).assumptions)
+    assert "torchtitan" not in " ".join(train(model("llama-2-7b"), TrainingPlan(seq=512)).assumptions)
