@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from calc.breakdown import Component, Formula
 from calc.model.mixers import Attention, CompressedAttention, LatentAttention
 from calc.model.spec import ModelSpec
@@ -107,15 +109,16 @@ def score_buffer(plan: TrainingPlan, spec: ModelSpec) -> int:
     return 2 * plan.micro_batch * ceil_div(_heads(spec), plan.tp) * (plan.seq // plan.cp) ** 2
 
 
-def _shapes(held: Tensors) -> set[tuple[int, int]]:
-    """Shapes of the weights of a layer's linear layers. The router is Megatron's own and has none."""
+@lru_cache(maxsize=512)
+def _shapes(held: Tensors) -> frozenset[tuple[int, int]]:
+    """Shapes of the weights of a layer's linear layers. The router is Megatron's own and has none. Cached: a group hashes by identity."""
     found: dict[tuple[str, str], tuple[int, int]] = {}
     for tensor in held.tensors:
         part, name = tensor.path[0], tensor.path[-1]
         if tensor.matrix and part != "router":
             key = (part, _TOGETHER.get(name, name))
             found[key] = (found.get(key, (0, 0))[0] + tensor.first, tensor.rest)
-    return set(found.values())
+    return frozenset(found.values())
 
 
 def _heads(spec: ModelSpec) -> int:
