@@ -22,6 +22,7 @@ _SAME_TRAINING = (
     "zero",
     "micro_batch",
     "recompute",
+    "offload",
 )  # fields that leave the result as it is
 
 Values = dict[str, object]
@@ -108,11 +109,13 @@ def _moves(plan: TrainingPlan, spec: ModelSpec) -> Iterator[Move]:
     )
     levels = ("none", "full") if plan.transformers else ("none", "selective", "full")
     yield Move("recompute", "recomputation: {}", levels[levels.index(plan.recompute) + 1 :], {}, True)
+    if plan.offload == "none" and (plan.shards == 1 or plan.zero >= 2):
+        yield Move("offload", "{} offloaded to the host", ("optimizer",), {})
     yield Move("optimizer", "optimizer {}", _SMALLER[plan.optimizer], {}, True)
     if plan.recipe != "pure-bf16":
         yield Move("recipe", "recipe {}", ("pure-bf16",), {})
     if plan.method == "full":
-        yield Move("method", f"LoRA of rank {plan.lora_rank}", ("lora",), {})
+        yield Move("method", f"{{}} of rank {plan.lora_rank}", ("lora", "qlora"), {})
     unit = sequence_unit(plan)
     yield Move("seq", "sequence {:,}", range(plan.seq - unit, max(unit, plan.seq // _SHORTEST) - 1, -unit), {}, True)
     yield Move("tp", "tensor parallelism over {}", _doubled(plan.tp, _MOST_TP), {}, adds=True)
