@@ -68,7 +68,9 @@ class TrainingPlan(BaseModel):
         "foreach", description="PyTorch's implementation of the optimizer step"
     )
     recompute: Literal["none", "selective", "full"] = Field(
-        "none", description="activations that the backward computes again"
+        "none",
+        description="activations that the backward computes again; selective: what is chosen by operator (torchtitan), or "
+        "attention's scores",
     )
     attention: Literal["sdpa", "flash", "eager"] = Field("sdpa", description="the attention program")
     dropout: Literal["config", "off"] = Field("config", description="the config's dropout, or none")
