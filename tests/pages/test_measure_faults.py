@@ -163,6 +163,21 @@ def test_a_process_that_is_killed_is_a_message_on_the_page_and_its_row_is_kept(c
     page.close()
 
 
+def test_a_killed_server_loses_no_row_and_leaves_no_process(context, server, folder):
+    """Another server than the one that is asked for answers: the two share results and the queue of the device."""
+    before = len(rows())
+    with serve() as doomed:
+        page = opened(context, doomed)
+        press(page)
+        until(lambda: len(rows()) == before + 1, SLOW)
+        (runner,), (holder,) = children_of(doomed.pid), queue("cpu")
+        os.kill(doomed.pid, signal.SIGKILL)
+        until(lambda: not alive(runner) and not alive(holder["process"]), SLOW)
+    until(is_free, SLOW)
+    assert [quantity for _, quantity in rows()[before:]] == ["row/1"]
+    page.close()
+
+
 def test_a_full_store_is_a_message_on_the_page(context, server, folder):
     """The file of results cannot be written: its place is a folder, as a full disk or a lost one would be."""
     page = opened(context, server)
