@@ -84,7 +84,10 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): the cache holds one latent and one rotary key."""
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): the cache holds one latent and one rotary key.
+
+    `gated`: one projection of two query latents makes the queries and an output gate as wide as the values (A.X K2).
+    """
 
     hidden_size: int
     num_attention_heads: int
@@ -98,6 +101,7 @@ class LatentAttention:
     causal: bool = True
     indexer: Indexer | None = None
     extra: tuple[Weight, ...] = ()
+    gated: bool = False
 
     @property
     def head_dim(self) -> int:
@@ -122,7 +126,11 @@ class LatentAttention:
         if self.q_lora_rank:
             rank = dim("r_q", self.q_lora_rank)
             weights = [*linear("query_down", "q_a_proj", rank, h, Split.NONE, self.bias)]
-            weights += linear("query_up", "q_b_proj", a * (nope + rope), rank, Split.OUTPUT)
+            if self.gated:
+                both = a * (nope + rope + v)
+                weights += linear("query_gate_up", "q_gate_proj", both, dim("2", 2) * rank, Split.OUTPUT)
+            else:
+                weights += linear("query_up", "q_b_proj", a * (nope + rope), rank, Split.OUTPUT)
         else:
             weights = [*linear("query", "q_proj", a * (nope + rope), h, Split.OUTPUT)]
         weights += linear("key_value_down", "kv_a_proj_with_mqa", latent + rope, h, Split.NONE, self.bias)

@@ -125,6 +125,24 @@ def axk1(fields: Fields) -> ModelSpec:
     return replace(spec, layers=Stack(kinds, spec.layers.pattern))
 
 
+def axk2(fields: Fields) -> ModelSpec:
+    """A.X K2: DeepSeek-V3.2 with an output gate, and norms that a narrow MLP gates, but for the one before a dense MLP."""
+    if not fields.size_or_none("q_lora_rank"):
+        raise InputError.of("q_lora_rank", fields.data.get("q_lora_rank"), "the class needs a whole number above 0")
+    mixers = {"sparse": lambda: latent_attention(fields, indexer=indexer(fields), gated=True)}
+    spec = _latent_moe(fields, mixers, ["sparse"] * num_layers(fields))
+    h, r = dim("h", hidden(fields)), dim("r_g", fields.size("gated_norm_rank"))
+
+    def gates(kind: Layer) -> Part:
+        gated = ("attention", "mlp") if isinstance(kind.feed_forward, MoE) else ("attention",)
+        pairs = ((*linear(f"{at}_down", "fc1", r, h), *linear(f"{at}_up", "fc2", h, r)) for at in gated)
+        return Part("norm_gates", tuple(weight for pair in pairs for weight in pair))
+
+    kinds = tuple(replace(kind, extra=(gates(kind),)) for kind in spec.layers.kinds)
+    left_out = ("output gates and the gates of norms are left out",)
+    return replace(spec, layers=Stack(kinds, spec.layers.pattern), estimates=left_out)
+
+
 def youtu(fields: Fields) -> ModelSpec:
     fields.ignore("num_key_value_heads", "head_dim", "qk_head_dim")
     layer = Layer("layer", latent_attention(fields), mlp(fields), norms(fields))
@@ -189,6 +207,7 @@ FAMILIES = {
     "Glm4MoeLiteForCausalLM": Family(glm4_lite, "glm4_moe_lite"),
     "AXK1ForCausalLM": Family(axk1, "axk1"),
     "LongcatFlashForCausalLM": Family(longcat, "longcat_flash"),
+    "AXK2ForCausalLM": Family(axk2, "axk2"),
     "YoutuForCausalLM": Family(youtu, "youtu"),
     "MiniCPM3ForCausalLM": Family(minicpm3, "minicpm3"),
 }

@@ -136,6 +136,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "xLSTMForCausalLM": XLSTM,
     "ZayaForCausalLM": EXPERTS | {"router_hidden_size": 8, "num_experts_per_tok": 1},
     "JetMoeForCausalLM": EXPERTS | {"kv_channels": 8, "num_attention_heads": None, "head_dim": None},
+    "AXK2ForCausalLM": EXPERTS | LATENT | {"head_dim": 4, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 16},
     "ZambaForCausalLM": ZAMBA | {"n_mamba_heads": 2},
     "Zamba2ForCausalLM": ZAMBA | {"n_mamba_heads": 8},
     "KimiLinearForCausalLM": EXPERTS | LATENT | KIMI | {"layer_types": ["linear_attention"] * 3 + ["full_attention"]},

@@ -123,6 +123,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"layer_types": ["hybrid", "hybrid_sliding", "hybrid", "hybrid_sliding"]},
     ),
     "jetmoe-8b": ("JetMoeForCausalLM", {"num_hidden_layers": 24}),
+    "ax-k2, other ranks": (
+        "AXK2ForCausalLM",
+        {
+            "q_lora_rank": 512,
+            "gated_norm_rank": 8,
+            "num_hidden_layers": 4,
+            "attention_bias": True,
+            "n_shared_experts": 2,
+        },
+    ),
     "falcon-h1 with biases": (
         "FalconH1ForCausalLM",
         {"mamba_d_ssm": None, "hidden_size": 1024, "mamba_n_heads": 32, "mamba_rms_norm": True, "mamba_n_groups": 2}
