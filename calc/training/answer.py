@@ -12,6 +12,7 @@ from calc.hardware import Gpu
 from calc.model.feed_forward import MoE
 from calc.model.mixers import Recurrence
 from calc.model.spec import ModelSpec
+from calc.training.hf_modelled import remarks
 from calc.training.hf_stage import needs_eager
 from calc.training.ledger_stage import score_buffer
 from calc.training.memory import StageMemory, stage_memory
@@ -193,7 +194,11 @@ def _assumptions(plan: TrainingPlan, spec: ModelSpec) -> list[str]:
     if others:
         told.append(f"{', '.join(others)}: states are counted, activations are not")
     kinds = dict.fromkeys(kind.mixer.kind for kind in spec.layers.kinds if isinstance(kind.mixer, Recurrence))
-    told += [f"{kind} layers keep their input and what their usual kernel is known to keep" for kind in kinds]
+    told += (
+        remarks(spec)
+        if plan.transformers
+        else [f"{kind} layers keep their input and what their usual kernel is known to keep" for kind in kinds]
+    )
     told += [f"activations are an estimate: {text}" for text in spec.estimates]
     if plan.attention == "sdpa" and plan.transformers and needs_eager(spec):
         told.append("attention: transformers runs this model's attention eager (capped scores or sinks have no SDPA)")

@@ -62,7 +62,7 @@ def attention(
     count, kv, head_dim = sizes or heads(fields)
     traits.setdefault("v_head_dim", head_dim)
     own = fields.data.get("rotary_dim")  # the older name, in features
-    turned = own if isinstance(own, int) else int(head_dim * _rotary_part(fields))
+    turned = own if type(own) is int else int(head_dim * _rotary_part(fields))
     if 0 < turned < head_dim:
         traits = {"rotary_dim": turned, "rotary_joined": True, **traits}
     if qk_norm:
