@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from calc.model.weights import Dim, dim
 from calc.training import ops
 from calc.training.ops import FULL, HALF
 from calc.training.tape import FIXED, Edge, Tape, Value, Weight
 from calc.training.tensors import Lora
+
+VARIANTS: Final = (
+    "adapters: rsLoRA and LoRA+ take the same bytes (another scaling, other learning rates); AdaLoRA is not modelled and takes more: its "
+    "first rank in the place of r, r more numbers a layer, and three copies of the adapters for their importance",
+)
 
 
 def adapted(t: Tape, x: Value, y: Value, shape: tuple[Dim, Dim], name: str, lora: Lora, bias: bool) -> Value:

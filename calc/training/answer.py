@@ -12,6 +12,7 @@ from calc.hardware import Gpu
 from calc.model.feed_forward import MoE
 from calc.model.mixers import Recurrence
 from calc.model.spec import ModelSpec
+from calc.training.adapters import VARIANTS
 from calc.training.hf_modelled import remarks
 from calc.training.hf_stage import needs_eager
 from calc.training.ledger_stage import score_buffer
@@ -184,6 +185,7 @@ def _assumptions(plan: TrainingPlan, spec: ModelSpec) -> list[str]:
     told += [note for note in (RECIPES[plan.recipe].note, OPTIMIZERS[plan.optimizer].note) if note]
     told += NOTES[plan.offload]
     told += QUANTISED if plan.method == "qlora" else ()
+    told += VARIANTS if plan.lora else ()
     told += spec.beyond_positions("seq", plan.seq)
     idle = idle_towers(spec)
     if idle:
