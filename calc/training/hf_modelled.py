@@ -35,7 +35,6 @@ FOLLOWED = frozenset(
             "HyperCLOVAXForCausalLM",
             "Ministral3ForCausalLM",
             "PhiForCausalLM",
-            ,
             "SmolLM3ForCausalLM",
         ),
     ]
