@@ -21,7 +21,20 @@ MAY_IMPORT = {
     "calc": {"pydantic", "numpy"},
     "calc/sources": {"calc", "pydantic", "numpy", "huggingface_hub", "gguf", "safetensors"},
     "kernels": {"torch", "triton"},
-    "measure": {"calc", "kernels", "torch", "triton", "transformers", "peft", "pydantic", "numpy", "safetensors"},
+    "measure": {
+        *(
+            "calc",
+            "kernels",
+            "torch",
+            "triton",
+            "transformers",
+            "peft",
+            "bitsandbytes",
+            "pydantic",
+            "numpy",
+            "safetensors",
+        ),
+    },
     "pages": {"calc", "streamlit", "plotly", "pandas", "pydantic", "app"},
     "app.py": {"calc", "pages", "streamlit"},
 }
@@ -32,7 +45,18 @@ TOP_LEVEL = {
     *("app.py", "calc", "kernels", "measure", "pages", "tests", "requirements.txt"),
     *("README.md", "Makefile", "pyproject.toml", "LICENSE", ".streamlit", ".ci", ".gitignore"),
 }
-HEAVY = ("torch", "triton", "transformers", "streamlit", "pandas", "plotly", "huggingface_hub", "gguf", "peft")
+HEAVY = (
+    "torch",
+    "triton",
+    "transformers",
+    "streamlit",
+    "pandas",
+    "plotly",
+    "huggingface_hub",
+    "gguf",
+    "peft",
+    "bitsandbytes",
+)
 
 
 class Import(NamedTuple):
