@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from calc.breakdown import Breakdown, Component, Formula, unique_names
-from calc.errors import InputError
+from calc.lora import lora_parameters as lora_parameters
 from calc.model.spec import ModelSpec, Stack, Tower
 from calc.model.weights import Part, Weight
 
@@ -86,13 +86,12 @@ def parameters(spec: ModelSpec, plan: ParametersPlan = ParametersPlan()) -> Para
     """Count the parameters of a model, exact to one.
 
     A LoRA rank above 0 counts the adapters on the targets as the trainable parameters; the head is not a target of
-    "all-linear" (peft's convention). InputError when a target is not a linear layer of the model.
+    "all-linear" (peft's convention). InputError when a target is not a linear layer of the model (`calc.lora`).
     """
     tree, active = _tree(spec), _tree(spec, active=True)
     total = int(tree.total)
     embedding = sum(weight.parameters for weight in spec.embeddings)
     trainable = lora_parameters(spec, plan.lora_rank, plan.lora_targets) if plan.lora_rank else total
-    experts = any(part.expert for parts in spec.layers.kind_parts for part in parts)
     return ParameterAnswer(
         spec,
         Breakdown(tree, "parameters"),
@@ -102,7 +101,6 @@ def parameters(spec: ModelSpec, plan: ParametersPlan = ParametersPlan()) -> Para
         embedding,
         trainable,
         textbook(spec, total),
-        (_EXPERTS,) if plan.lora_rank and experts else (),
     )
 
 
@@ -164,49 +162,6 @@ def tower_parameters(tower: Tower) -> int:
         for kind, count in zip(tower.stack.kind_parts, tower.stack.counts, strict=True)
     )
     return layers + sum(part.parameters for part in tower.parts)
-
-
-_EXPERTS = (
-    "LoRA: adapters on experts that lie in one tensor are not counted; peft 0.21's all-linear gives some classes (Mixtral, "
-    "Qwen3-MoE, DeepSeek) adapters of rank r · E there"
-)
-
-
-def lora_parameters(spec: ModelSpec, rank: int, targets: str = "all-linear") -> int:
-    """Trainable parameters of LoRA: r (in + out) for each target of each layer; parts of a fused projection share one adapter.
-
-    Experts held in one tensor are left out: they are no nn.Linear, though peft 0.21 adapts those of some classes (see `_EXPERTS`).
-    """
-    if rank < 1:
-        raise InputError.of("lora_rank", rank, "it must be a whole number of at least 1")
-    wanted = None if targets == "all-linear" else {name.strip() for name in targets.split(",") if name.strip()}
-    found: set[str] = set()
-    total = 0
-    for kind, count in zip(spec.layers.kind_parts, spec.layers.counts, strict=True):
-        for (_, module), (output, inputs) in _linear_modules(kind).items():
-            found.add(module)
-            if wanted is None or module in wanted:
-                total += count * rank * (output + inputs)
-    if wanted is not None and not wanted <= found:
-        missing = ", ".join(sorted(wanted - found))
-        raise InputError.of("lora_targets", missing, f"the linear layers of this model are {', '.join(sorted(found))}")
-    if not wanted and wanted is not None:
-        raise InputError.of("lora_targets", targets, 'it must be "all-linear" or module names with commas')
-    return total
-
-
-def _linear_modules(parts: tuple[Part, ...]) -> dict[tuple[str, str], tuple[int, int]]:
-    """(output, input) features of each nn.Linear by (part, module); the parts of a fused one add their outputs."""
-    found: dict[tuple[str, str], tuple[int, int]] = {}
-    for part in parts:
-        if part.expert or not part.copies:
-            continue
-        for weight in part.weights:
-            if weight.module and weight.matmul:
-                output, inputs = (dimension.size for dimension in weight.shape)
-                before = found.get((part.name, weight.module), (0, 0))[0]
-                found[part.name, weight.module] = (before + output, inputs)
-    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import prod
 
@@ -45,7 +45,7 @@ class Weight:
 
     `module` is the Hugging Face name of the nn.Linear (or Conv1D) that holds it, which LoRA targets; parts of a fused
     projection share it. `shape` is (output, input) for a projection and (size,) for a norm or a bias; its product is the count.
-    `matmul` is True where each token is multiplied by the tensor: 2 FLOPs an element.
+    `matmul` is True where each token is multiplied by the tensor: 2 FLOPs an element. `convolution`: `module` is one over patches.
     """
 
     name: str
@@ -53,6 +53,7 @@ class Weight:
     split: Split = Split.NONE
     module: str = ""
     matmul: bool = False
+    convolution: bool = False
 
     @property
     def parameters(self) -> int:
@@ -76,6 +77,12 @@ def linear(
         return (weight,)
     bias_split = split if split in (Split.OUTPUT, Split.KV, Split.VOCAB) else Split.NONE
     return (weight, Weight(f"{name}_bias", (output,), bias_split))
+
+
+def convolution(name: str, module: str, output: Dim, inputs: Dim, bias: bool = False) -> tuple[Weight, ...]:
+    """The weights of a convolution whose steps are as long as its kernel: a linear layer over patches, but no nn.Linear."""
+    weight, *rest = linear(name, module, output, inputs, bias=bias)
+    return (replace(weight, convolution=True), *rest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,6 +152,8 @@ _PEFT_TARGETS = (
 
 
 def _peft_default(modules: tuple[str, ...]) -> tuple[str, ...]:
+    if {"q_proj", "dense", "fc1", "fc2"} <= set(modules):  # Phi 1 and 2
+        return ("q_proj", "v_proj", "fc1", "fc2")
     return next((names for names in _PEFT_TARGETS if set(names) <= set(modules)), ())
 
 

@@ -102,12 +102,13 @@ def bigcode(fields: Fields) -> ModelSpec:
     return _gpt2_like(fields, 1 if fields.flag("multi_query", default=True) else None)
 
 
-def gptj(fields: Fields) -> ModelSpec:
-    """GPT-J and CodeGen: attention without bias and MLP with bias, side by side on one norm; the head has a bias."""
+def gptj(fields: Fields, first: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")) -> ModelSpec:
+    """GPT-J and CodeGen, whose `first` projections are one: attention without bias and MLP with bias, side by side on one norm; the
+    head has a bias."""
     fields.ignore("rotary")
     sizes = whole_heads(fields)
     turned = fields.size("rotary_dim", default=64)
-    modules = ("q_proj", "k_proj", "v_proj", "out_proj")
+    modules = (*first, "out_proj")
     mixer = attention(fields, sizes=sizes, modules=modules, rotary_dim=turned, rotary_joined=turned < sizes[2])
     feed_forward = plain_mlp(fields, "fc_in", "fc_out", "n_inner")
     layer = Layer("layer", mixer, feed_forward, layer_norms(fields, "input_norm"), parallel=True)
@@ -322,7 +323,7 @@ FAMILIES = {
     "OpenAIGPTLMHeadModel": Family(gpt1, "openai"),
     "GPTBigCodeForCausalLM": Family(bigcode, "gpt_bigcode"),
     "GPTJForCausalLM": Family(gptj, "gptj"),
-    "CodeGenForCausalLM": Family(gptj, "codegen"),
+    "CodeGenForCausalLM": Family(lambda fields: gptj(fields, ("qkv_proj",) * 3), "codegen"),
     "GPTNeoForCausalLM": Family(gpt_neo, "gpt_neo"),
     "GPTNeoXForCausalLM": Family(gpt_neox, "gpt_neox"),
     "GPTNeoXJapaneseForCausalLM": Family(gpt_neox_japanese, "gpt_neox_japanese"),

@@ -272,7 +272,8 @@ def granite_hybrid(fields: Fields) -> ModelSpec:
         "full": lambda: attention(fields, bias=bias(fields), rotary=rotary),
         "mamba": lambda: mamba2_mixer(fields),
     }
-    shared = mlp(fields, "shared_intermediate_size", letter="f_s")
+    fused = ("input_linear", "input_linear", "output_linear")
+    shared = mlp(fields, "shared_intermediate_size", letter="f_s", modules=fused)
     experts = fields.size("num_local_experts", default=8, low=0)
     forward: FeedForward = moe(fields, width=("intermediate_size",), shared=shared) if experts else shared
     layers = combined(mixers, kinds, {"moe": lambda: forward}, ["moe"] * len(kinds), norms(fields))

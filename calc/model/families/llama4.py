@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from calc.errors import InputError
 from calc.model.families.base import Family
 from calc.model.families.common import (
@@ -21,6 +23,7 @@ from calc.model.families.common import (
 )
 from calc.model.families.multimodal import with_text
 from calc.model.families.towers import patches, vit_layer
+from calc.model.feed_forward import MLP, MoE, router
 from calc.model.fields import Fields
 from calc.model.mixers import Attention
 from calc.model.spec import ModelSpec, Tower
@@ -47,6 +50,12 @@ def _sparse_layers(fields: Fields) -> list[str]:
     return ["moe" if at in numbers else "dense" for at in range(count)]
 
 
+def _routed(fields: Fields, shared: MLP) -> MoE:
+    """The mixture; this class's router is a linear layer of its own."""
+    made = moe(fields, ("num_local_experts",), ("intermediate_size",), shared)
+    return replace(made, router=router(hidden(fields), made.num_experts, module="router"))
+
+
 def llama4(fields: Fields) -> ModelSpec:
     chunk = fields.size_or_none("attention_chunk_size") or 0
     default = ["chunked" if rotates and chunk else "full" for rotates in _rotating(fields)]
@@ -61,7 +70,7 @@ def llama4(fields: Fields) -> ModelSpec:
         {"full": lambda: mixer(0), "chunked": lambda: mixer(chunk)},
         kinds,
         {
-            "moe": lambda: moe(fields, ("num_local_experts",), ("intermediate_size",), shared),
+            "moe": lambda: _routed(fields, shared),
             "dense": lambda: mlp(fields, "intermediate_size_mlp"),
         },
         _sparse_layers(fields),

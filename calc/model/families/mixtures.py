@@ -91,7 +91,7 @@ def dbrx(fields: Fields) -> ModelSpec:
         raise InputError.of("ffn_config.moe_top_k", active, f"it must be at most moe_num_experts ({experts})")
     modules, width = ("w1", "v1", "w2"), forward.size("ffn_hidden_size")
     expert = mlp(fields, width=width, letter="f_e", modules=modules, activation="silu")
-    routed = MoE(hidden(fields), experts, active, expert, router(hidden(fields), experts))
+    routed = MoE(hidden(fields), experts, active, expert, router(hidden(fields), experts, module="layer"))
     style = {**LAYER_NORM, "bias": False}
     layers = uniform(fields, Layer("layer", mixer, routed, norms(fields, **style)))
     given.ignore("clip_qkv", "attn_pdrop")

@@ -10,7 +10,7 @@ from calc.model.families.common import LAYER_NORM, assemble, attention, mlp, nor
 from calc.model.families.towers import CLIP, patches, vit_layer
 from calc.model.fields import Fields
 from calc.model.spec import Layer, ModelSpec, Stack, Tower
-from calc.model.weights import Norm, Part, Weight, dim, linear
+from calc.model.weights import Norm, Part, Weight, convolution, dim, linear
 
 _CROSS = [3, 8, 13, 18, 23, 28, 33, 38]
 _ASPECTS = [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]]
@@ -71,7 +71,7 @@ def _tower(fields: Fields) -> Tower:
     positions = dim("n", count + 1)
     embedding = (
         Weight("class", (h,)),
-        *linear("patch", "patch_embedding", h, inputs),
+        *convolution("patch", "patch_embedding", h, inputs),
         Weight("position", (positions, h)),
         Weight("tile_position", (ids, tiles * positions * h)),
         Weight("pre_tile", (ids, tiles * h)),

@@ -8,7 +8,7 @@ from calc.model.families.towers import CLIP, encoder_layer, output_size, patches
 from calc.model.feed_forward import MLP
 from calc.model.fields import Fields
 from calc.model.spec import Layer, Stack, Tower
-from calc.model.weights import Dim, Norm, Part, Weight, dim, linear
+from calc.model.weights import Dim, Norm, Part, Weight, convolution, dim, linear
 
 _FUSED = ("qkv", "qkv", "qkv", "proj")
 _RMS = {"kind": "rms"}
@@ -34,7 +34,7 @@ def qwen2_tower(fields: Fields, hidden_size: int) -> Tower:
     h, out = dim("h", width), output_size(fields, "hidden_size", hidden_size)
     activation = fields.text("hidden_act", default="quick_gelu")
     layer = vit_layer(width, fields.size("num_heads"), width * ratio, activation, (*_FUSED, "fc1", "fc2"), rotary=True)
-    patch = Part("embedding", linear("patch", "proj", h, video_patches(fields)))
+    patch = Part("embedding", convolution("patch", "proj", h, video_patches(fields)))
     return _tower(fields, layer, patch, _merger(fields, h, out, Norm("norm", h, **LAYER_NORM)))
 
 
@@ -46,7 +46,7 @@ def qwen2_5_tower(fields: Fields, hidden_size: int) -> Tower:
         width, fields.size("intermediate_size"), bias=True, activation=fields.text("hidden_act", default="silu")
     )
     layer = encoder_layer(width, fields.size("num_heads"), feed_forward, _FUSED, norm=_RMS, rotary=True)
-    patch = Part("embedding", linear("patch", "proj", h, video_patches(fields)))
+    patch = Part("embedding", convolution("patch", "proj", h, video_patches(fields)))
     return _tower(fields, layer, patch, _merger(fields, h, out, Norm("norm", h)))
 
 
@@ -61,13 +61,13 @@ def glm4v_tower(fields: Fields, hidden_size: int) -> Tower:
     count = (fields.size("image_size") // fields.size("patch_size")) ** 2
     merge = dim("m", fields.size("spatial_merge_size", high=64))
     embedding = (
-        *linear("patch", "proj", h, video_patches(fields), bias=True),
+        *convolution("patch", "proj", h, video_patches(fields), bias=True),
         Weight("position", (dim("n", count), h)),
         *Norm("norm", h).weights,
     )
     merger = (
         *Norm("norm_before", h).weights,
-        *linear("downsample", "downsample", out, h * merge * merge, bias=True),
+        *convolution("downsample", "downsample", out, h * merge * merge, bias=True),
         *linear("projection", "merger.proj", out, out),
         *Norm("norm", out, **LAYER_NORM).weights,
         *MLP(out.size, fields.size("intermediate_size"), activation=activation).weights,
@@ -85,7 +85,7 @@ def pixtral_tower(fields: Fields) -> Tower:
     feed_forward = MLP(width, fields.size("intermediate_size"), activation=fields.text("hidden_act", default="gelu"))
     modules = ("q_proj", "k_proj", "v_proj", "o_proj")
     layer = encoder_layer(width, fields.size("num_attention_heads"), feed_forward, modules, "", _RMS, rotary=True)
-    embedding = (*linear("patch", "patch_conv", h, inputs), *Norm("norm", h).weights)
+    embedding = (*convolution("patch", "patch_conv", h, inputs), *Norm("norm", h).weights)
     fields.ignore("vocab_size", "layer_norm_eps", "adapter_bias", "mm_projector_id", "add_pre_mm_projector_layer_norm")
     return Tower("vision", Stack((layer,), (0,) * num_layers(fields)), (Part("embedding", embedding),))
 
@@ -104,7 +104,7 @@ def kimi_tower(fields: Fields) -> Tower:
     )
     rows, columns = dim("n_r", fields.size("pos_emb_height")), dim("n_c", fields.size("pos_emb_width"))
     embedding = (
-        *linear("patch", "proj", h, dim("3", 3) * patch * patch, bias=True),
+        *convolution("patch", "proj", h, dim("3", 3) * patch * patch, bias=True),
         Weight("position", (rows, columns, h)),
     )
     norm = Norm("final_norm", h, **LAYER_NORM)

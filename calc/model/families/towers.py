@@ -1,4 +1,4 @@
-"""Vision encoders that stand beside a language model: CLIP, SigLIP, Qwen's and Gemma 4's."""
+"""Vision encoders that stand beside a language model: CLIP, SigLIP, InternVL's, Qwen 3's and Gemma 4's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from calc.model.feed_forward import MLP
 from calc.model.fields import Fields
 from calc.model.mixers import Attention
 from calc.model.spec import Layer, Stack, Tower
-from calc.model.weights import Dim, Norm, Part, Weight, dim, linear
+from calc.model.weights import Dim, Norm, Part, Weight, convolution, dim, linear
 
 
 def patches(fields: Fields) -> tuple[Dim, int]:
@@ -85,7 +85,7 @@ def clip_tower(fields: Fields, name: str = "vision") -> Tower:
     fields.ignore("projection_dim", "vocab_size", "layer_norm_eps", "attention_dropout", "dropout")
     embedding = (
         Weight("class", (h,)),
-        Weight("patch", (h, inputs), module="patch_embedding", matmul=True),
+        *convolution("patch", "patch_embedding", h, inputs),
         Weight("position", (dim("n", count + 1), h)),
     )
     norms = (*Norm("pre_norm", h, **LAYER_NORM).weights, *Norm("post_norm", h, **LAYER_NORM).weights)
@@ -98,7 +98,7 @@ def siglip_tower(fields: Fields, name: str = "vision", head: bool = True) -> Tow
     inputs, count = patches(fields)
     h = dim("h", fields.size("hidden_size"))
     embedding = (
-        *linear("patch", "patch_embedding", h, inputs, bias=True),
+        *convolution("patch", "patch_embedding", h, inputs, bias=True),
         Weight("position", (dim("n", count), h)),
     )
     parts = [Part("embedding", embedding), Part("norms", Norm("post_norm", h, **LAYER_NORM).weights)]
@@ -108,7 +108,7 @@ def siglip_tower(fields: Fields, name: str = "vision", head: bool = True) -> Tow
         f = dim("f", fields.size("intermediate_size"))
         pooling = (
             Weight("probe", (h,)),
-            *linear("input", "in_proj", dim("3", 3) * h, h, bias=True),
+            *linear("input", "", dim("3", 3) * h, h, bias=True),
             *linear("output", "out_proj", h, h, bias=True),
             *Norm("norm", h, **LAYER_NORM).weights,
             *linear("up", "fc1", f, h, bias=True),
@@ -147,7 +147,7 @@ def internvl_tower(fields: Fields) -> Tower:
     heads = fields.size("num_attention_heads")
     layer = vit_layer(width, heads, inner, activation, modules, letters, norm=norm, extra=scales, **traits)
     channels = dim("c", fields.size("num_channels", default=3))
-    embedding = [Weight("class", (h,)), *linear("patch", "projection", h, channels * patch * patch, bias=True)]
+    embedding = [Weight("class", (h,)), *convolution("patch", "projection", h, channels * patch * patch, bias=True)]
     if fields.flag("use_mask_token", default=False):
         embedding.append(Weight("mask", (h,)))
     if fields.flag("use_absolute_position_embeddings", default=True):
@@ -186,7 +186,7 @@ def qwen_tower(fields: Fields, hidden_size: int, deepstack: bool = True) -> Towe
         return Part(name, weights, copies, copies)
 
     positions = Weight("position", (dim("n", fields.size("num_position_embeddings")), h))
-    parts = [Part("embedding", (*linear("patch", "proj", h, inputs, bias=True), positions)), merger("merger", h)]
+    parts = [Part("embedding", (*convolution("patch", "proj", h, inputs, bias=True), positions)), merger("merger", h)]
     indexes = (fields.items("deepstack_visual_indexes") or []) if deepstack else []
     fields.ignore("deepstack_visual_indexes")
     if indexes:

@@ -11,7 +11,7 @@ from calc.model.families.towers import CLIP, clip_tower, patches, siglip_tower, 
 from calc.model.fields import Fields
 from calc.model.mixers import Attention
 from calc.model.spec import ModelSpec, Tower
-from calc.model.weights import Norm, Part, Split, Weight, dim, linear
+from calc.model.weights import Norm, Part, Split, Weight, convolution, dim, linear
 
 
 def _text(fields: Fields, activation: str, causal: bool) -> ModelSpec:
@@ -110,7 +110,7 @@ def vit(fields: Fields, classes: bool = False) -> ModelSpec:
     )
     embedding = (
         Weight("class", (h,)),
-        *linear("patch", "projection", h, inputs, bias=True),
+        *convolution("patch", "projection", h, inputs, bias=True),
         Weight("position", (dim("n", count + 1), h)),
     )
     labels = fields.data.get("id2label")

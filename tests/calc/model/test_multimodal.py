@@ -79,6 +79,7 @@ TEXT = {
 QWEN = {"depth": 2, "num_heads": 4, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
 INTERN = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
 INTERN |= {"attention_bias": True, "use_qk_norm": True, "use_mean_pooling": False, "use_mask_token": True}
+MIXED = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "a projector without bias, two layers seen": (
         "LlavaForConditionalGeneration",
@@ -157,6 +158,38 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                 "attention_bias": True,
                 "image_size": 56,
             },
+        },
+    ),
+    "qwen3-vl with experts": (
+        "Qwen3VLMoeForConditionalGeneration",
+        {
+            "text_config": TEXT | MIXED,
+            "vision_config": QWEN | {"hidden_size": 64, "intermediate_size": 96, "out_hidden_size": 32},
+        },
+    ),
+    "glm-4v with experts": (
+        "Glm4vMoeForConditionalGeneration",
+        {
+            "text_config": TEXT | MIXED | {"n_routed_experts": 4, "first_k_dense_replace": 1},
+            "vision_config": QWEN
+            | {"hidden_size": 64, "intermediate_size": 96, "out_hidden_size": 32, "image_size": 56},
+        },
+    ),
+    "kimi's encoder and latent attention": (
+        "Kimi_K25ForConditionalGeneration",
+        {
+            "text_config": TEXT
+            | MIXED
+            | {"model_type": "deepseek_v3", "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "head_dim": None}
+            | {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4}
+            | {"qk_nope_head_dim": 8, "v_head_dim": 8, "first_k_dense_replace": 1, "n_shared_experts": 1},
+            "vision_config": {
+                "hidden_size": 64,
+                "intermediate_size": 96,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+            },
+            "projection_hidden_size": 64,
         },
     ),
     "mllama with few pictures' layers": (
