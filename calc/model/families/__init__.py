@@ -27,6 +27,7 @@ from calc.model.families import (
     multimodal,
     pruned,
     remote,
+    routed,
     seq2seq,
     shared,
     sparse,
@@ -38,6 +39,6 @@ from calc.model.families.base import Family
 _MODULES = (
     *(decoders, dense, gpt, mixtures, sparse, latent, deepseek4, hybrid, linear),
     *(mimo, minimax, pruned, remote, gemma4, gemma3n, multimodal, llama4, mllama, vision, encoders, seq2seq),
-    *(hunyuan, mixed, bert_kin, shared, variants),
+    *(hunyuan, mixed, bert_kin, shared, routed, variants),
 )
 FAMILIES: dict[str, Family] = {name: family for module in _MODULES for name, family in module.FAMILIES.items()}
