@@ -134,7 +134,7 @@ def moe(b: Builder, x: Value, module: MoE) -> Value:
     with t.part("router"):
         scores = _router(b, x, module)
     with t.part("experts"):
-        y = experts(b, x, scores, module, k, h)
+        y = _liger_experts(b, x, scores, module) if settings.liger else experts(b, x, scores, module, k, h)
     if module.shared:
         with t.part("shared_expert"):
             shared = mlp(b, x, module.shared)
@@ -160,6 +160,17 @@ def _router(b: Builder, x: Value, module: MoE) -> Value:
     scores = t.new("scores", over["K"], x.extent, FULL if router.wide_scores else logits.bytes)
     ops.kernel(t, [logits], scores, kept if logits.grad else [])
     return scores
+
+
+def _liger_experts(b: Builder, x: Value, scores: Value, module: MoE) -> Value:
+    """Liger-Kernel's fused experts, where it has patches for them."""
+    expert, copies = module.expert, module.num_experts
+    if b.settings.liger and not b.settings.liger.experts:
+        return experts(b, x, scores, module, dim("K", module.num_experts_per_tok), dim("h", module.hidden_size))
+    up = b.weight(*(w for w in expert.weights if w.matmul and w.name in ("gate", "up")), copies=copies)
+    down = b.weight(*(w for w in expert.weights if w.matmul and w.name == "down"), copies=copies)
+    chosen, every = dim("K", module.num_experts_per_tok), dim("E", module.num_experts)
+    return liger.experts(b.tape, x, scores, (up, down), (chosen, every, dim(expert.letter, expert.intermediate_size)))
 
 
 def experts(b: Builder, x: Value, scores: Value, module: MoE, k: Dim, h: Dim) -> Value:

@@ -14,7 +14,7 @@ from calc.training.blocks import Block, Sizes, alive_at, block_bytes, storage_by
 from calc.training.hf import embedding_block, end_block, layer_block
 from calc.training.hf_beside import OWN_POSITIONS, OWN_TABLES, class_constants
 from calc.training.hf_classes import EAGER_ONLY
-from calc.training.liger import PATCHES, chunk_tokens
+from calc.training.liger import PATCHES, Patches, chunk_tokens
 from calc.training.plan import TrainingPlan
 from calc.training.program import Settings
 from calc.training.recipes import RECIPES
@@ -134,7 +134,8 @@ def _chunk(plan: TrainingPlan, spec: ModelSpec) -> tuple[int, int]:
     if plan.loss != "fused":
         return (1, 1)
     tokens = plan.sequences * plan.seq // plan.cp
-    rows = chunk_tokens(tokens, spec.hidden_size, ceil_div(spec.vocab_size, plan.tp))
+    times = PATCHES.get(spec.architecture, Patches()).logits
+    rows = chunk_tokens(tokens, times * spec.hidden_size, ceil_div(spec.vocab_size, plan.tp))
     return rows, ceil_div(tokens, rows)
 
 

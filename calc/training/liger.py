@@ -23,14 +23,17 @@ PROCESSORS = 132  # multiprocessors of an H100: a norm's backward sums the weigh
 class Patches:
     """What Liger-Kernel puts in the place of a model class's own program, beside norms, loss and gated feed-forward.
 
-    `in_place`: the gradient of a norm's input is written over that of its output. `rotary`: its rotary positions.
+    `in_place`: the gradient of a norm's input is written over that of its output. `rotary`: its rotary positions. `experts`: its
+    fused experts. `logits`: of the fused loss, a chunk's take so many times the memory of the head's input.
     """
 
     in_place: bool = True
     rotary: bool = True
+    experts: bool = True
+    logits: int = 1
 
 
-# By model class: liger_kernel/transformers/monkey_patch.py. Those with experts have a fused program of their own.
+# By model class: liger_kernel/transformers/monkey_patch.py.
 PATCHES: Mapping[str, Patches] = {
     "LlamaForCausalLM": Patches(),
     "MistralForCausalLM": Patches(),
@@ -41,13 +44,18 @@ PATCHES: Mapping[str, Patches] = {
     "Gemma2ForCausalLM": Patches(in_place=False),
     "Gemma3ForCausalLM": Patches(in_place=False),
     "Olmo2ForCausalLM": Patches(in_place=False),
+    "MixtralForCausalLM": Patches(),
+    "Qwen3MoeForCausalLM": Patches(),
+    "DeepseekV2ForCausalLM": Patches(rotary=False),
+    "DeepseekV3ForCausalLM": Patches(rotary=False),
+    "GptOssForCausalLM": Patches(experts=False, logits=8),
 }
 
 
 def norm(t: Tape, x: Value, weight: Weight, rows: Dim, in_place: bool) -> Value:
     """RMS norm: keeps its input and one fp32 number a row; the output has the input's format."""
     out = t.like(x, "output")
-    inverse = t.new("inverse_root", rows, x.extent, FULL)
+    kept, inverse = _alone(t, x, "input"), t.new("inverse_root", rows, x.extent, FULL)
     wants_x = x.grad
 
     def backward(g: Value, *saved: Value) -> tuple[Value | None]:
@@ -57,7 +65,7 @@ def norm(t: Tape, x: Value, weight: Weight, rows: Dim, in_place: bool) -> Value:
             ops.weight_gradient(t, weight, FULL)
         return (to_x,)
 
-    t.record([x, Edge() if weight.trains else None], out, [x, inverse], backward)
+    t.record([x, Edge() if weight.trains else None], out, [kept, inverse], backward)
     return out
 
 
@@ -84,6 +92,45 @@ def gated(t: Tape, gate: Value, up: Value) -> Value:
     kept = [_alone(t, x, name) for x, name in ((gate, "gate"), (up, "up"))]
     out = t.like(gate, "product")
     t.record(inputs, out, kept, lambda g, *saved: [_over(t, x) for x in saved])
+    return out
+
+
+def experts(t: Tape, x: Value, scores: Value, weights: tuple[Weight, Weight], sizes: tuple[Dim, Dim, Dim]) -> Value:
+    """Routed experts in one function: keeps its input, gate and up before the activation, and where each slot's token lies.
+
+    `weights`: gate and up together, down. `sizes`: experts of a token, experts in all, their width. Of the tiles one an expert is
+    counted: 8 bytes for each 64 tokens beyond the first are left out.
+    """
+    (up, down), (k, every, f) = weights, sizes
+    both, h = dim("2", 2) * f, x.dim
+    chosen = t.new("chosen", k, x.extent, 4)
+    order = [t.new(name, k, x.extent, 4) for name in ("token_of_slot", "slot_of_score", "score_of_slot")]
+    starts = [
+        t.new("starts", every + dim("1", 1), FIXED, 4),
+        *(t.new(name, every, FIXED, 4) for name in ("tile_rows", "tile_experts")),
+    ]
+    before = t.new("gate_up", k * both, x.extent, x.bytes)
+    after = [t.new("product", k * f, x.extent, x.bytes), t.new("down", k * h, x.extent, x.bytes)]
+    out = t.like(x, "output")
+    after.clear()
+    del chosen
+    meta, wants = (scores.dim, scores.extent), (x.grad, scores.grad)
+
+    def backward(g: Value, *saved: Value) -> tuple[Value | None, Value | None]:
+        to_both = t.new("gradient", k * both, g.extent, g.bytes)
+        weighted = t.new("product", k * f, g.extent, g.bytes)
+        to_scores = t.new("gradient", *meta, g.bytes)
+        made = [t.new("down_gradient", down.dim, FIXED, down.bytes)] if down.trains else []
+        spread = t.new("gradient", k * h, g.extent, g.bytes)
+        to_x = t.like(g)
+        made += [t.new("gate_up_gradient", up.dim, FIXED, up.bytes)] if up.trains else []
+        for value in made:
+            t.keep_gradient(value)
+        del to_both, weighted, spread
+        return to_x if wants[0] else None, to_scores if wants[1] else None
+
+    inputs = [x, scores, Edge() if up.trains else None]
+    t.record(inputs, out, [x, before, scores, *order, *starts], backward)
     return out
 
 

@@ -301,6 +301,7 @@ _SCORING_RULES: tuple[Rule, ...] = (
         "prompt_tokens and reference need objective dpo or grpo, not {objective!r}",
     ),
 )
+_ADAPTED = {*(("hf", method) for method in ("lora", "dora", "qlora")), ("liger", "lora")}
 # The first rule that a plan breaks is told, with the values in it.
 _PLAN_RULES: tuple[Rule, ...] = (
     *_SCORING_RULES,
@@ -341,8 +342,8 @@ _PLAN_RULES: tuple[Rule, ...] = (
     *_TORCHTITAN_RULES,
     *_OFFLOAD_RULES,
     (
-        lambda plan: plan.method != "full" and plan.implementation != "hf",
-        "method: {method!r} needs implementation 'hf', and implementation is {implementation!r}",
+        lambda plan: plan.method != "full" and (plan.implementation, plan.method) not in _ADAPTED,
+        "method: {method!r} needs implementation 'hf' (lora: or 'liger'), and implementation is {implementation!r}",
     ),
     (
         lambda plan: plan.method != "full" and plan.tp * plan.ep > 1,
