@@ -152,6 +152,8 @@ class _Names:
         parameter, _, state = name.partition("/")
         if state == "step":
             return "steps"
+        if parameter == "nf4_tables":
+            return parameter
         tail = [_MOMENTS.get(state, state)] if state else []
         if not place:
             end = _end_of(module)

@@ -57,9 +57,10 @@ def fill_quantised(model: nn.Module, made: dict[int, nn.Parameter]) -> None:
 
 
 def quantised_parts(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    """Each layer's tensors that say how to read its NF4, with their names."""
+    """Each layer's weight in NF4 and the tensors that say how to read it, with their names."""
     for module in _quantised(model):
         state = module.weight.quant_state
+        yield module, "weight/weight", module.weight
         yield module, "weight/absmax", state.absmax
         yield module, "weight/absmax_scale", state.state2.absmax
         yield module, "nf4_tables", state.code

@@ -18,6 +18,7 @@ CASES = [
     ("llama-2-7b", 3, SMALL, {"recompute": "full", "optimizer": "sgd"}),  # the peak lies in a layer's backward
     ("llama-2-7b", 3, SMALL, {"method": "lora"}),
     ("llama-2-7b", 3, {}, {"method": "dora"}),
+    ("llama-2-7b", 3, {}, {"method": "qlora"}),
     ("llama-3.2-1b", 3, SMALL, {"recipe": "amp", "optimizer": "adafactor"}),
     ("llama-3.2-1b", 2, SMALL, {"optimizer_kernel": "loop"}),
     ("gpt2", 12, {}, {"optimizer": "momentum"}),  # fused projections with biases, dropout
