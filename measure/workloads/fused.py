@@ -190,7 +190,7 @@ def int8_weights(given: Given) -> Operation:
 
     kernel = given.kernel("int8_matmul", "int8_matmul", x, weight, scale)
     nbytes = 2 * x.nbytes + weight.nbytes + scale.nbytes
-    return Operation("int8 weights by 16 tokens", 2 * _TOKENS * n * n, nbytes, plain, kernel)
+    return Operation("int8 weights", 2 * _TOKENS * n * n, nbytes, plain, kernel)
 
 
 def int4_weights(given: Given) -> Operation:
@@ -204,7 +204,7 @@ def int4_weights(given: Given) -> Operation:
 
     kernel = given.kernel("int4_matmul", "int4_matmul", x, packed, scale)
     nbytes = 2 * x.nbytes + packed.nbytes + scale.nbytes
-    return Operation("int4 weights by 16 tokens", 2 * _TOKENS * n * n, nbytes, plain, kernel)
+    return Operation("int4 weights", 2 * _TOKENS * n * n, nbytes, plain, kernel)
 
 
 OPERATIONS: Final = (

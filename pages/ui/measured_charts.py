@@ -101,6 +101,9 @@ def roofline(found: Roofline, key: str) -> None:
             {"mark": {"type": "point", "filled": True, "size": 80}, "encoding": _KERNELS},
         ],
         "resolve": {"scale": {"color": "independent"}},
+        "config": {
+            "legend": {"layout": {"bottom": {"direction": "vertical", "anchor": "start"}}}
+        },  # one below the other
     }
     st.vega_lite_chart(points, spec, key=key)
 

@@ -184,8 +184,8 @@ def test_operations_that_memory_bounds_are_timed_over_their_least_bytes():
     n = 4 * 256
     least = {"softmax": 4 * n, "SwiGLU": 6 * n, "cross-entropy": 4 * n, "AdamW": 28 * n, "absmax int8": 3 * n + 16}
     least |= {"RMSNorm": 4 * n + 512, "LayerNorm": 4 * n + 1024, "NF4 to bf16": (2 + 0.5 + 4 / 64) * n}
-    least |= {"int8 weights by 16 tokens": 256 * 256 + 2 * 2 * 16 * 256 + 4 * 256}
-    least |= {"int4 weights by 16 tokens": 256 * 256 / 2 + 2 * 2 * 16 * 256 + 4 * 256 * 256 / 128}
+    least |= {"int8 weights": 256 * 256 + 2 * 2 * 16 * 256 + 4 * 256}
+    least |= {"int4 weights": 256 * 256 / 2 + 2 * 2 * 16 * 256 + 4 * 256 * 256 / 128}
     assert {name: found[f"bandwidth/{name}/torch"] for name in least} == {
         name: nbytes / 1e9 for name, nbytes in least.items()
     }
