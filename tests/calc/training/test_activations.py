@@ -141,3 +141,12 @@ def test_sequence_parallelism_divides_what_lies_between_and_keeps_the_gathered_i
     gathered = 2 * 2 * h
     seeds = 2 * 512
     assert layer_bytes(spec, TrainingPlan(seq=s, tp=t)) == s * (between + inside + gathered) + seeds
+
+
+def test_sequence_parallelism_divides_activation_checkpoints_as_zero_r_does():
+    """ZeRO, arXiv 1910.02054, section 6.1: the checkpoints of a model-parallel group, one copy over all its ranks."""
+    values = {"seq": 2048, "tp": 8, "implementation": "fused", "recipe": "megatron-bf16", "recompute": "full"}
+    checkpoints = 32 * 2 * 2048 * 4096
+    for partitioned, degree in ((False, 1), (True, 8)):
+        found = train(model("llama-2-7b"), TrainingPlan(sequence_parallel=partitioned, **values)).worst
+        assert sum(segment.bytes.kept for segment in found.segments if segment.inside) == checkpoints // degree
