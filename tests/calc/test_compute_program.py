@@ -175,3 +175,65 @@ def test_full_recomputation_repeats_the_layers_and_not_the_head():
     ):  # by default the last matmul of a layer, whose output nobody needs, is spared
         _, total = counted(model, SEQ)
     assert total == compute(spec, ComputePlan(seq=SEQ, recompute="full")).full.hardware_flops
+
+
+_SEES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
+_SEES |= {"image_size": 28, "patch_size": 14}
+_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}}
+_QWEN = {"hidden_size": 64, "out_hidden_size": 64, "intermediate_size": 96, "depth": 1, "num_heads": 4}
+# class: (fields of its text, its encoder's, those beside)
+SEEING = {
+    "Qwen2_5_VLForConditionalGeneration": (_BASE | _ROPE, _QWEN, {}),
+    "Glm4vForConditionalGeneration": (_BASE | _ROPE, _QWEN | {"image_size": 28}, {}),
+    "LlavaNextForConditionalGeneration": (
+        _WIDE | {"model_type": "mistral", "sliding_window": None},
+        _SEES | {"model_type": "clip_vision_model", "projection_dim": 32},
+        {},
+    ),
+    "PaliGemmaForConditionalGeneration": (
+        _WIDE | {"model_type": "gemma"},
+        _SEES | {"model_type": "siglip_vision_model", "vision_use_head": False},
+        {"projection_dim": 64},
+    ),
+    "SmolVLMForConditionalGeneration": (_BASE | {"model_type": "llama"}, _SEES, {}),
+    "MllamaForConditionalGeneration": (
+        _BASE | {"num_hidden_layers": 5, "cross_attention_layers": [1, 3]},
+        _SEES | {"num_global_layers": 1, "attention_heads": 4, "vision_output_dim": 64},
+        {},
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SEEING)
+def test_a_model_that_sees_computes_on_a_text_what_its_language_model_is_counted_for(name):
+    import transformers
+
+    text, vision, more = SEEING[name]
+    model_class = getattr(transformers, name)
+    config = model_class.config_class(text_config=text, vision_config=vision, **more)
+    config._attn_implementation = "eager"
+    model = model_class(config).train()
+    answer = compute(from_config(config.to_dict() | {"architectures": [name]}), ComputePlan(seq=SEQ)).full
+    assert counted(model, SEQ) == (SEQ * answer.forward_flops_per_token, answer.training_flops)
+
+
+def test_gemma_3n_is_counted_but_for_the_mixing_of_its_streams():
+    """Left out: AltUp's n x n products of the streams, and its router's second pass, in each layer."""
+    import transformers
+
+    n, layers, h = 3, 2, 64
+    fields = _WIDE | {
+        "altup_num_inputs": n,
+        "laurel_rank": 4,
+        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 4,
+    }
+    fields |= {"vocab_size_per_layer_input": 96, "activation_sparsity_pattern": [0.0] * layers}
+    config = transformers.Gemma3nTextConfig(**fields)
+    config._attn_implementation = "eager"
+    model = transformers.Gemma3nForCausalLM(config).train()
+    spec = from_config(config.to_dict() | {"architectures": ["Gemma3nForCausalLM"]})
+    answer = compute(spec, ComputePlan(seq=SEQ)).full
+    left_out = SEQ * layers * (2 * n * n * h + 2 * n * h)
+    assert counted(model, SEQ)[0] == SEQ * answer.forward_flops_per_token + left_out

