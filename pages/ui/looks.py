@@ -63,6 +63,7 @@ LOOKS = {
     "ranks": Look("Ranks"),
     "own_model": Look("Sidebar's model"),
     "nvme": Look("Offload to NVMe"),
+    "nvme_GBps": Look("NVMe (GB/s)", step=0.1, placeholder="1.6"),
     "context_mib": Look("CUDA context (MiB)", step=64),
     "nccl_mib": Look("NCCL (MiB)", step=64),
     "workspace_mib": Look("Workspace (MiB)", step=8),
