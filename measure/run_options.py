@@ -37,7 +37,9 @@ class RunOptions(BaseModel):
 
     workload: Annotated[str, AfterValidator(_known_workload)]
     device: Annotated[str, AfterValidator(_device_form)] = Field("auto", description="auto, cpu, cuda or cuda:N")
-    size: Annotated[str, AfterValidator(_known_size)] = Field("small", description="how large a model or tensor")
+    size: Annotated[str, AfterValidator(_known_size)] = Field(
+        "small", description="how large a model or tensor; rates on a GPU take medium always"
+    )
     model: str = Field("", max_length=500, description="MODEL, for workloads that take one; left out: a small Llama")
     seconds: float = Field(120.0, ge=1, le=3600, description="time limit, from having the device")
     ranks: int = Field(

@@ -49,7 +49,9 @@ class MeasurePlan(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     workload: Workload = Field("decoder-states", description="What to measure; standard: all of them, one by one.")
-    size: Literal["small", "medium"] = Field("small", description="How large a model or tensor.")
+    size: Literal["small", "medium"] = Field(
+        "small", description="How large a model or tensor; rates on a GPU take medium always."
+    )
     device: Literal["auto", "cuda", "cpu"] = Field(
         "auto", description="auto: the GPU where there is one, else the CPU."
     )
