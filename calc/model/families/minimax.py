@@ -57,12 +57,18 @@ def minimax_m3(fields: Fields) -> ModelSpec:
         norms(fields, style="gemma"),
     )
     fields.ignore("hidden_act", "first_k_dense_replace", "moe_intermediate_size", "n_shared_experts", "swiglu_alpha")
-    fields.ignore(
-        "swiglu_limit", "use_gemma_norm", "use_qk_norm", "use_routing_bias", "qk_norm_type", "num_mtp_modules"
-    )
+    fields.ignore("swiglu_limit", "use_gemma_norm", "use_qk_norm", "use_routing_bias", "qk_norm_type")
+    told = fields.size("num_mtp_modules", default=0, low=0, high=64) if fields.has("num_mtp_modules") else 0
     fields.ignore("num_nextn_predict_layers", "dense_intermediate_size", "attention_output_gate")
     final = Norm("weight", dim("h", hidden(fields)), style="gemma")
-    return assemble(fields, layers, final_norm=final, dropout=dropouts(fields, attention="attention_dropout"))
+    note = f"the config tells of {told} modules that predict further tokens; what its checkpoint holds of them is not known here"
+    return assemble(
+        fields,
+        layers,
+        final_norm=final,
+        dropout=dropouts(fields, attention="attention_dropout"),
+        notes=(f"{note}, and not counted",) if told else (),
+    )
 
 
 def _m3_kinds(fields: Fields, sparse_fields: Fields | None, count: int) -> list[str]:

@@ -146,6 +146,19 @@ def test_the_scales_of_mimo_are_one_for_each_block_in_each_of_its_joined_project
     assert total == 18_717_312
 
 
+def test_the_checkpoint_of_minimax_m2_holds_none_of_the_prediction_modules_that_its_config_tells_of():
+    spec = load("minimax-m2.5")
+    scales = 0
+    for parts, count in zip(spec.layers.kind_parts, spec.layers.counts, strict=True):
+        for part in parts:
+            sizes = [[-(-side.size // 128) for side in weight.shape] for weight in part.weights]
+            found = sum(each[0] * each[1] for each in sizes if len(each) == 2)
+            scales += count * part.copies * found if part.name in ("attention", "experts") else 0
+    corrections = 256 * len(spec.layers)
+    assert parameters(spec).total + scales + corrections == catalogue()[spec.name].hub_total
+    assert parameters(spec).not_in_total == {}
+
+
 # Prediction layers of checkpoints without a published total that could hold them: what loaders of their files name and size
 def test_the_prediction_layer_of_deepseek_v4_is_a_window_layer_with_two_projections_and_its_own_streams_head():
     spec = load("deepseek-v4-flash-fp8")
