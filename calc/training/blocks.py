@@ -37,6 +37,9 @@ class Block:
     output: int
     output_gradient: int  # -1 where no gradient comes back
     input_gradient: int  # -1 where none is asked for
+    cached: tuple[
+        int, ...
+    ] = ()  # 16-bit copies of weights that autocast holds to the end of forward, though nothing is kept for
 
 
 def storage_bytes(storage: Storage, sizes: Sizes) -> int:
@@ -62,6 +65,7 @@ class BlockBytes(NamedTuple):
     input_gradient: int
     fixed: int  # the part of `kept` that does not grow with the batch
     output_gradient: int
+    cached: int = 0  # held to the end of forward beside what is kept
 
 
 @lru_cache(maxsize=8192)
@@ -87,6 +91,7 @@ def block_bytes(block: Block, sizes: Sizes) -> BlockBytes:
         size[block.input_gradient] if block.input_gradient >= 0 else 0,
         sum(size[number] for number in block.kept if not block.storages[number].extent.batch),
         output_gradient,
+        sum(size[number] for number in block.cached),
     )  # fmt: skip
 
 
@@ -135,6 +140,7 @@ def record(
     del given
     made = program(held)
     held.clear()
+    cached = tuple(value.storage.number for value in tape.casts.values() if value.storage.count == 1)
     tape.casts.clear()
     output, back = made.storage.number, made.edge
     forward = _own(tape.events)
@@ -148,7 +154,7 @@ def record(
     tape.run_backward()
     backward = _own(tape.events)
     to_input = edge.buffer.storage.number if edge is not None and edge.buffer is not None else -1
-    return Block(name, tuple(tape.storages), forward, backward, kept, output, gradient, to_input)
+    return Block(name, tuple(tape.storages), forward, backward, kept, output, gradient, to_input, cached)
 
 
 OUTSIDE = 2**30  # the number of a storage that belongs to the model or its caller, not to a block
@@ -166,5 +172,6 @@ def recomputed(kept: Block, whole: Block) -> Block:
     again = (*whole.forward, *((~whole.output,) if whole.output_gradient >= 0 else ()), *whole.backward)
     backward = (*(event for event in again if event != ~0), ~0)
     return Block(
-        whole.name, whole.storages, kept.forward, backward, (0,), whole.output, whole.output_gradient, whole.input_gradient
+        whole.name, whole.storages, kept.forward, backward, (0,), whole.output, whole.output_gradient, whole.input_gradient,
+        kept.cached,
     )  # fmt: skip

@@ -144,8 +144,9 @@ def block_segment(
 ) -> Segment:
     """A block with its numbers."""
 
-    def kept() -> tuple[Component, ...]:
-        return storage_tree([block.storages[number] for number in block.kept], sizes, plan, source)
+    def kept(cached: bool = False) -> tuple[Component, ...]:
+        numbers = (*block.kept, *block.cached) if cached else block.kept
+        return storage_tree([block.storages[number] for number in numbers], sizes, plan, source)
 
     def alive(phase: str, accumulating: bool) -> tuple[Component, ...]:
         return storage_tree(alive_at(block, sizes, phase, accumulating), sizes, plan, source)

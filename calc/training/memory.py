@@ -182,15 +182,16 @@ class StageMemory:
         base = parameters + optimizer + self.beside + (gradients if self.accumulates else 0)
         forward = backward = Moment(base, -1)
         before = []
-        kept = own = 0
+        kept = cached = own = 0
         late = int(sum(constant.leaf.total for constant in self.constants if constant.late))
         for index, segment in enumerate(self.segments):
             before.append(kept)
             taken = late + (self.received if index == 0 else 0)
             taken -= self._bytes_until("stack") if segment.inside else 0
-            found = self._moments("forward", index, base - taken + kept, segment.bytes.forward_peak)
+            found = self._moments("forward", index, base - taken + kept + cached, segment.bytes.forward_peak)
             forward, own = max(forward, *found), max(own, *(moment.own for moment in found))
             kept += segment.bytes.kept
+            cached += segment.bytes.cached
         for index, segment in reversed(list(enumerate(self.segments))):
             peak = segment.bytes.accumulating_peak if self.adds_at_once else segment.bytes.backward_peak
             freed = self._bytes_until("layers") if segment.path == EMBEDDING else 0
@@ -331,7 +332,7 @@ class StageMemory:
         for segment in self.segments[: max(index, 0)]:
             counts[id(segment)] = (segment, counts.get(id(segment), (segment, 0))[1] + 1)
         for segment, count in counts.values():
-            kept = segment.kept()
+            kept = segment.kept(phase == "forward")
             if kept:
                 made += placed(segment.path, kept, count) if segment.path != END else kept
         if self.waiting:

@@ -167,22 +167,25 @@ def linear(
     size = matmul_bytes(t, x)
     inputs = cast(t, x, size, f"{name}_input")
     copy = t.weight_copy(weight) if t.autocast and weight.bytes != size else None
+    bias_copy = t.weight_copy(bias) if bias and t.autocast and bias.bytes != size else None
     out = t.new(name, out_dim, extent or x.extent, size)
-    wants_x, cast_weight = inputs.grad, copy is not None
+    wants_x, cast_weight, cast_bias = inputs.grad, copy is not None, bias_copy is not None
     meta = (inputs.dim, inputs.extent)
 
-    def backward(g: Value, *saved: Value) -> tuple[Value | None, Value | None]:
+    def backward(g: Value, *saved: Value) -> tuple[Value | None, ...]:
         to_x = t.new("gradient", *meta, size) if wants_x else None
         to_copy = t.new(f"{weight.name}_gradient", weight.dim, FIXED, size) if weight.trains and cast_weight else None
         if weight.trains and not cast_weight:
             weight_gradient(t, weight, size)
+        if bias and bias.trains and cast_bias:
+            return to_x, to_copy, t.new(f"{bias.name}_gradient", bias.dim, FIXED, size)
         if bias and bias.trains:
             weight_gradient(t, bias, size)
-        return to_x, to_copy
+        return to_x, to_copy, None
 
     saved = [*([inputs] if weight.trains else []), *([copy] if copy is not None and wants_x else [])]
     trained = weight.trains or (bias is not None and bias.trains)
-    t.record([inputs, copy if cast_weight else Edge() if trained else None], out, saved, backward)
+    t.record([inputs, copy if cast_weight else Edge() if trained else None, bias_copy], out, saved, backward)
     return out
 
 

@@ -14,14 +14,15 @@ from calc.training.tensors import Tensors
 class Segment:
     """One block of the stage with its numbers, and how to show what it keeps and what is alive at its peaks.
 
-    `kept()` are the leaves of one copy; `alive(phase, accumulating)` those at the block's highest point.
+    `kept()` are the leaves of one copy, `kept(True)` with what autocast holds beside them to the end of forward;
+    `alive(phase, accumulating)` are those at the block's highest point.
     """
 
     path: tuple[str, ...]
     bytes: BlockBytes
     tensors: Tensors
     keeps_input: bool  # its input is among what it keeps
-    kept: Callable[[], tuple[Component, ...]]
+    kept: Callable[..., tuple[Component, ...]]
     alive: Callable[[str, bool], tuple[Component, ...]]
 
     @property

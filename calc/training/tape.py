@@ -136,9 +136,11 @@ class Tape:
         return Value(self, other.storage, dim or other.dim, other.edge)
 
     def weight_copy(self, weight: Weight) -> Value:
-        """Autocast's 16-bit copy of a weight, made at its first use."""
+        """Autocast's 16-bit copy of a weight, made at its first use, and again at each of a frozen one, which is not cached."""
         if weight not in self.casts:
             made = self.new(f"{weight.name}_copy", weight.dim, FIXED, 2)
+            if not weight.trains:
+                return made
             self.casts[weight] = made
             if weight.trains:
 
