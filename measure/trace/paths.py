@@ -29,6 +29,7 @@ _STREAM = "layers/residual"  # what runs from layer to layer
 _NORMS = {  # transformers' names of norms
     "ln_1": "input_norm", "ln_2": "post_attention_norm", "input_layernorm": "input_norm", "q_a_layernorm": "q_norm",
     "kv_a_layernorm": "kv_norm", "post_attention_layernorm": "post_attention_norm", "query_norm": "q_norm", "key_norm": "k_norm",
+    "query_layernorm": "q_norm", "key_layernorm": "k_norm", "q_layernorm": "q_norm", "k_layernorm": "k_norm",
     "pre_feedforward_layernorm": "pre_feedforward_norm", "post_feedforward_layernorm": "post_feedforward_norm",
 }  # fmt: skip
 _BODIES = ("model", "transformer", "gpt_neox")  # the model below its head: its own operators make positions and masks
