@@ -129,6 +129,6 @@ class Builder:
             y = nf4_linear(self.tape, x, self.weight(*matrices), out, name)
         else:
             y = ops.linear(self.tape, x, self.weight(*matrices), out, name, bias)
-        if lora and lora.takes(self.modules, module):
+        if lora and matrices and lora.takes(self.modules, module):  # no weight: it is an earlier layer's
             return adapted(self.tape, x, y, (matrices[0].shape[1], out), name, lora, bias is not None)
         return y

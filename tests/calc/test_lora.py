@@ -118,3 +118,12 @@ def test_the_adapters_that_phi_2_gets_without_a_choice_are_those_of_peft():
     assert theirs == lora_parameters(load("phi-2"), RANK, "q_proj,v_proj,fc1,fc2")
     answer = train(load("phi-2"), TrainingPlan(method="lora", lora_rank=RANK))
     assert answer.as_json()["gradients_bytes"] == 4 * theirs  # adapters train in fp32
+
+
+def test_layers_that_share_keys_have_adapters_on_what_they_hold_themselves():
+    spec = load("gemma-3n-e2b-it")
+    plan = TrainingPlan(method="lora", lora_rank=RANK, lora_targets="q_proj,k_proj")
+    h, keys = spec.hidden_size, 2 * 256
+    expected = 30 * RANK * (h + h) + 20 * RANK * (h + keys)
+    assert lora_parameters(spec, RANK, "q_proj,k_proj") >= expected  # the audio encoder's too
+    assert train(spec, plan).as_json()["gradients_bytes"] == 4 * expected
