@@ -10,19 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from calc.breakdown import Component, Formula, Number
+from calc.breakdown import Component, Number
 from calc.model.spec import ModelSpec
 from calc.training.blocks import Block, BlockBytes, Sizes, block_bytes
 from calc.training.hf import embedding_block, end_block, layer_block
 from calc.training.hf_stage import Source, block_segment, hf_constants, scored_by, settings_of
 from calc.training.plan import TrainingPlan
 from calc.training.program import Settings
-from calc.training.rollout import rollout
+from calc.training.rollout import rollout, rounded_leaf
 from calc.training.segments import Constant, Segment
 from calc.training.stages import Stage
 from calc.training.states import GRANULE, Placed
 from calc.training.tensors import Tensors, kind_path
-from calc.units import round_up
 
 DPO = Source(
     "TRL 1.16, trl/trainer/dpo_trainer.py", "https://github.com/huggingface/trl/blob/v1.16.0/trl/trainer/dpo_trainer.py"
@@ -96,7 +95,7 @@ def _embedded(plan: TrainingPlan, spec: ModelSpec) -> Component:
         "h": spec.hidden_size,
     }
     size = int(numbers["w"]) * plan.sequences * plan.seq * spec.hidden_size
-    return _leaf("embedded", size, r"<w> \cdot <B> \cdot <s> \cdot <h>", numbers, _source(plan))
+    return rounded_leaf("embedded", size, r"<w> \cdot <B> \cdot <s> \cdot <h>", numbers, _source(plan))
 
 
 def _source(plan: TrainingPlan) -> Source:
@@ -108,23 +107,17 @@ def _tables(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> list[Component
     return [c.leaf for c in hf_constants(plan, spec, stage) if c.until == "layers" and c.leaf.name != "position_ids"]
 
 
-def _leaf(name: str, exact: int, latex: str, numbers: dict[str, Number], source: Source) -> Component:
-    value = round_up(exact, GRANULE)
-    latex = latex if value == exact else rf"512 \cdot \lceil \frac{{{latex}}}{{512}} \rceil"
-    return Component(name, value, formula=Formula(latex, source.text, source.url), numbers=numbers)
-
-
 def _outputs(plan: TrainingPlan) -> list[Component]:
     """What the trainer holds of the policy's pass while the reference runs: its head's outputs, and the labels."""
     numbers: dict[str, Number] = {"B": plan.sequences, "s": plan.seq}
     positions = plan.sequences * (plan.seq - 1)
     latex = r"<B> \cdot (<s> - 1)"
     wide = [
-        _leaf(name, 4 * positions, rf"4 \cdot {latex}", numbers, DPO)
+        rounded_leaf(name, 4 * positions, rf"4 \cdot {latex}", numbers, DPO)
         for name in ("log_probabilities", "entropy", "mean_logits")
     ]
-    labels = _leaf("labels", 8 * plan.sequences * plan.seq, r"8 \cdot <B> \cdot <s>", numbers, DPO)
-    return [*wide, _leaf("is_largest", positions, latex, numbers, DPO), labels]
+    labels = rounded_leaf("labels", 8 * plan.sequences * plan.seq, r"8 \cdot <B> \cdot <s>", numbers, DPO)
+    return [*wide, rounded_leaf("is_largest", positions, latex, numbers, DPO), labels]
 
 
 def beside(plan: TrainingPlan, spec: ModelSpec, stage: Stage, segments: tuple[Segment, ...]) -> list[Constant]:
@@ -132,7 +125,7 @@ def beside(plan: TrainingPlan, spec: ModelSpec, stage: Stage, segments: tuple[Se
     numbers: dict[str, Number] = {"B": plan.sequences, "s": plan.seq}
     size = 8 * plan.sequences * plan.seq
     masks = [
-        _leaf(name, size, r"8 \cdot <B> \cdot <s>", numbers, _source(plan))
+        rounded_leaf(name, size, r"8 \cdot <B> \cdot <s>", numbers, _source(plan))
         for name in ("attention_mask", "completion_mask")
     ]
     made = [Constant(leaf, True, "step") for leaf in masks]

@@ -51,9 +51,9 @@ class Tensor:
     expert: bool = False
     matrix: bool = False
     adapter: bool = False
-    frozen: bool = False  # it never trains: of a tower that no text reaches
-    quantised: bool = False  # in NF4
+    frozen: bool = False  # it never trains: of a tower that no text reaches, of a reference
     wide: bool = False  # its model class keeps it in fp32
+    quantised: bool = False  # in NF4
 
     @property
     def elements(self) -> int:

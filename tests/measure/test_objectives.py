@@ -2,7 +2,8 @@
 
 The steps are written as TRL 1.16's trainers run them; its head that gives log-probabilities and no logits is written below by
 what it allocates and saves (trl/kernels/chunked_logprob.py), its kernels making nothing. The program here picks the scored
-positions by two indices, where the trainer has a mask: 16 bytes a token that the formula does not have.
+positions by two indices, where the trainer has a mask: 16 bytes a token that the formula does not have. TRL's own function, its
+launches answering nothing, gave the same under this recorder: forward to the byte, backward within 16 KiB in all of these cases.
 """
 
 from __future__ import annotations

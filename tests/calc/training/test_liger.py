@@ -29,19 +29,10 @@ def told(row):
 
 
 def held_through_forward(row) -> int:
-    """Bytes that transformers holds at most through forward beside what backward needs, and that no formula has: autocast's
-    copies of layers that are recomputed, and what the embedding gave where the first layer is frozen."""
+    """Bytes that transformers holds at most through forward beside what backward needs, and that no formula has: what the
+    embedding gave, which no layer keeps where the first is frozen."""
     plan, spec = row["plan"], model(row["model"])
-    if (plan.get("recipe"), plan.get("recompute")) == ("amp", "full"):
-        return 2 * sum(
-            count * parts
-            for count, parts in zip(spec.layers.counts, map(_weights, spec.layers.kind_parts), strict=True)
-        )
     return plan["micro_batch"] * plan["seq"] * (2 * spec.hidden_size + 4) if plan.get("method") == "lora" else 0
-
-
-def _weights(parts) -> int:
-    return sum(part.parameters for part in parts)
 
 
 @pytest.mark.parametrize("row", TRACED, ids=lambda row: f"{row['model']} {row['plan']}")
