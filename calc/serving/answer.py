@@ -8,7 +8,7 @@ from typing import Any
 from calc.breakdown import Breakdown, Component, unique_names
 from calc.errors import InputError
 from calc.hardware import Gpu
-from calc.model.mixers import Attention, LatentAttention
+from calc.model.mixers import Attention, LatentAttention, Mixer, Recurrence
 from calc.model.spec import ModelSpec
 from calc.serving.cache import Cache, cache_of
 from calc.serving.capacity import Capacity, llama_cpp, logical
@@ -177,6 +177,15 @@ def _notes(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, pace: Speed) -> 
     elif gpu.memory_is_estimate:
         notes.append(f"memory of {gpu.name}: {gpu.memory_note}")
     notes += spec.beyond_positions("context", plan.context)
+    if plan.engine == "vllm" and any(_keeps_fp32(mixer) for kind in spec.layers.kinds for mixer in kind.mixers):
+        notes.append(
+            "recurrent states are counted in fp32, as transformers keeps them; vLLM keeps most in the model's format unless "
+            "the config or --mamba-ssm-cache-dtype says float32 (vllm/model_executor/layers/mamba/mamba_utils.py)"
+        )
     if pace.ttft_s is not None:
         notes.append("times are a roofline: no communication, launches or scheduling")
     return notes
+
+
+def _keeps_fp32(mixer: Mixer) -> bool:
+    return isinstance(mixer, Recurrence) and any(state.dtype == "fp32" for state in mixer.states)

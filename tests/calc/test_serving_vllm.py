@@ -105,3 +105,11 @@ def test_what_vllm_cannot_keep_is_refused(plan):
 def test_compressed_attention_is_refused():
     with pytest.raises(InputError, match="use logical"):
         serve(load("deepseek-v4-pro"), ServingPlan(engine="vllm", kv_memory_gib=10))
+
+
+@pytest.mark.parametrize(("model", "engine", "told"), [
+    ("mamba-370m-hf", "vllm", True), ("mamba-370m-hf", "logical", False), ("llama-2-7b", "vllm", False),
+])  # fmt: skip
+def test_it_is_told_where_vllm_may_keep_a_recurrence_in_fewer_bits(model: str, engine: str, told: bool):
+    notes = serve(load(model), ServingPlan(engine=engine)).notes
+    assert any("mamba-ssm-cache-dtype" in note for note in notes) is told
