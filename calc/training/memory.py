@@ -184,18 +184,21 @@ class StageMemory:
         before = []
         kept = cached = own = 0
         late = int(sum(constant.leaf.total for constant in self.constants if constant.late))
+        stack, layers, only = (self._bytes_until(until) for until in ("stack", "layers", "backward"))
         for index, segment in enumerate(self.segments):
             before.append(kept)
-            taken = late + (self.received if index == 0 else 0)
-            taken -= self._bytes_until("stack") if segment.inside else 0
-            found = self._moments("forward", index, base - taken + kept + cached, segment.bytes.forward_peak)
-            forward, own = max(forward, *found), max(own, *(moment.own for moment in found))
+            if not self._between_equals(index):
+                taken = late + (self.received if index == 0 else 0)
+                taken -= stack if segment.inside else 0
+                found = self._moments("forward", index, base - taken + kept + cached, segment.bytes.forward_peak)
+                forward, own = max(forward, *found), max(own, *(moment.own for moment in found))
             kept += segment.bytes.kept
             cached += segment.bytes.cached
         for index, segment in reversed(list(enumerate(self.segments))):
+            if self._between_equals(index):
+                continue
             peak = segment.bytes.accumulating_peak if self.adds_at_once else segment.bytes.backward_peak
-            freed = self._bytes_until("layers") if segment.path == EMBEDDING else 0
-            freed -= self._bytes_until("backward")
+            freed = (layers if segment.path == EMBEDDING else 0) - only
             beside = base - freed + before[index] + self.later_gradients[index]
             found = self._moments("backward", index, beside, peak)
             backward, own = max(backward, *found), max(own, *(moment.own for moment in found))
@@ -211,6 +214,13 @@ class StageMemory:
         before_forward = parameters + optimizer + self._bytes_until("step") + self.ddp_buckets
         first = {found.path[0]: Moment(before_forward + found.bytes.forward_peak, -1) for found in self.passes}
         return {**first, "forward": forward, "backward": backward, "step": Moment(step, -1)}, max(own, step - gradients)
+
+    def _between_equals(self, index: int) -> bool:
+        """Whether the segments on both sides are the same: what lies beside changes evenly along them, so that one is as high.
+        Where weights are gathered, the neighbours matter too."""
+        if self.gathered.active or not 0 < index < len(self.segments) - 1:
+            return False
+        return self.segments[index - 1] is self.segments[index] is self.segments[index + 1]
 
     def _moments(self, phase: str, index: int, beside: int, peak: int) -> list[Moment]:
         """A segment's own highest point, and those before and after it where weights are gathered and gradients reduced."""
