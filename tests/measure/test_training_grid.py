@@ -73,7 +73,7 @@ PROGRAMS = (
     ("fp32", "none", "sdpa", "lora attention"),
     ("fp32", "full", "sdpa", "lora attention"),
     ("pure-bf16", "none", "sdpa", "dora attention"),
-    ("amp", "full", "sdpa", "dora all-linear"),
+    ("pure-bf16", "full", "sdpa", "dora all-linear"),
 )  # fmt: skip
 # (seq, micro_batch). Each model meets each shape, with another program than its neighbour.
 SHAPES = (
