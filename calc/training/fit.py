@@ -8,7 +8,6 @@ from itertools import combinations, islice
 from typing import Any, Final, NamedTuple
 
 from calc.commands import flag, word
-from calc.errors import InputError
 from calc.hardware import Gpu
 from calc.model.spec import ModelSpec
 from calc.training.answer import train
@@ -153,6 +152,11 @@ class _Search:
             self.tried[key] = needed(self.spec, self.plan, values, self.gpu)
         return self.tried[key]
 
+    def _less(self, values: Values, before: Values) -> bool:
+        """Whether a change needs less than what it starts from."""
+        after, now = self._needed(values), self._needed(before)
+        return after is not None and (now is None or after < now)
+
     def mildest(self, move: Move, beside: Values) -> Values | None:
         """The mildest values of the move that fit beside others, all together; None when none does."""
         values = move.values
@@ -192,7 +196,10 @@ class _Search:
         made mild first."""
         taken: list[tuple[Move, Values]] = []
         for move in moves:
-            values = self.hardest(move, _joined(taken))
+            before = _joined(taken)
+            values = self.hardest(move, before)
+            if values and not self._less({**before, **values}, before):
+                continue  # more ranks can need more: FSDP2 pads eight experts to as many as there are
             taken += [(move, values)] if values else []
             if values and self.fits(_joined(taken)):
                 break
@@ -218,17 +225,10 @@ class _Search:
                 return None
         return None
 
-    def _alone(self, move: Move, values: Values) -> TrainingPlan:
-        """The plan with this move of a combination; with all of it where the move is not allowed by itself."""
-        try:
-            return changed(self.plan, {name: values[name] for name in move.at(None)})
-        except InputError:
-            return changed(self.plan, values)
-
     def change(self, moves: Sequence[Move], values: Values, before: int) -> Change:
         plan = changed(self.plan, values)
         needs = train(self.spec, plan, self.gpu).driver_bytes
-        alone = [self._alone(move, values) for move in moves]
+        alone = [changed(self.plan, {name: values[name] for name in move.at(None)}) for move in moves]
         costs = tuple(cost(move.field, self.plan, after, self.spec) for move, after in zip(moves, alone, strict=True))
         name = " + ".join(move.name(values) for move in moves)
         return Change(name, values, plan, needs, before - needs, costs, any(move.adds for move in moves))
@@ -257,5 +257,5 @@ def changes_that_fit(spec: ModelSpec, plan: TrainingPlan, gpu: Gpu | None) -> tu
         for move in more:
             joined = list(search.singles([move])) or list(search.combined([*same, move]))
             found += [each for each in joined if move in each[0]]  # the others alone may do
-        found = found or list(search.combined([*same, *more])) or list(search.combined([*here, *more]))
+        found = found or list(search.combined([*same, *more])) or list(search.combined([*more, *here]))
     return tuple(search.change(each, values, before) for each, values in found)
