@@ -19,11 +19,12 @@ from calc.training.ledger_stage import score_buffer
 from calc.training.memory import StageMemory, stage_memory
 from calc.training.offload import NOTES, Offloaded, offloaded
 from calc.training.overhead import SOURCES, Overhead, most, overhead
-from calc.training.plan import TrainingPlan, check
+from calc.training.plan import TrainingPlan
 from calc.training.published import zero_paper_activations
 from calc.training.quantised import NOTES as QUANTISED
 from calc.training.quantised import loading
 from calc.training.recipes import OPTIMIZERS, RECIPES
+from calc.training.rules import check
 from calc.training.stages import stages
 from calc.training.tensors import idle_towers
 from calc.training.torchtitan_stage import torchtitan_notes
