@@ -8,6 +8,7 @@ from itertools import combinations, islice
 from typing import Any, Final, NamedTuple
 
 from calc.commands import flag, word
+from calc.errors import InputError
 from calc.hardware import Gpu
 from calc.model.spec import ModelSpec
 from calc.training.answer import train
@@ -225,10 +226,17 @@ class _Search:
                 return None
         return None
 
+    def _alone(self, move: Move, values: Values) -> TrainingPlan:
+        """The plan with this move of a combination; with all of it where the move is not allowed by itself."""
+        try:
+            return changed(self.plan, {name: values[name] for name in move.at(None)})
+        except InputError:
+            return changed(self.plan, values)
+
     def change(self, moves: Sequence[Move], values: Values, before: int) -> Change:
         plan = changed(self.plan, values)
         needs = train(self.spec, plan, self.gpu).driver_bytes
-        alone = [changed(self.plan, {name: values[name] for name in move.at(None)}) for move in moves]
+        alone = [self._alone(move, values) for move in moves]
         costs = tuple(cost(move.field, self.plan, after, self.spec) for move, after in zip(moves, alone, strict=True))
         name = " + ".join(move.name(values) for move in moves)
         return Change(name, values, plan, needs, before - needs, costs, any(move.adds for move in moves))
