@@ -80,7 +80,7 @@ def _terms(plan: TrainingPlan) -> dict[str, int]:
     again = _AGAIN.get(plan.recompute)
     if again:
         terms[again] = terms.get(again, 0) + 1
-    if plan.loss == "chunked":
+    if plan.head_loss == "chunked":
         terms["o"] = 1
     return terms
 

@@ -100,7 +100,7 @@ def _moves(plan: TrainingPlan, spec: ModelSpec) -> Iterator[Move]:
     """The moves that the plan leaves, the least painful first. Those that its rules refuse drop out when they are tried."""
     if plan.optimizer == "adamw" and plan.optimizer_kernel != "fused":
         yield Move("optimizer_kernel", "the {} optimizer kernel", ("fused",), {})
-    yield Move("loss", "the {} loss", _LOSSES[plan.loss], {})
+    yield Move("loss", "the {} loss", _LOSSES[plan.head_loss], {})
     if plan.shards > 1:
         ranks = f"ZeRO-{{}} over the {plan.shards:,} ranks there are"
         yield Move("zero", ranks, range(plan.zero + 1, 4), {})

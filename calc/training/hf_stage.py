@@ -111,7 +111,9 @@ def hf_segments(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: Mode
         made.append(cached[kind, trains])
     if stage.last:
         scored = scored_by(plan, OUTPUTS.get(plan.objective, ()), plan.scores and not made[1].keeps_input)
-        block = end_block(spec, settings, plan.loss, plan.sequences > 1, residual, True, _chunk(plan, spec), scored)
+        block = end_block(
+            spec, settings, plan.head_loss, plan.sequences > 1, residual, True, _chunk(plan, spec), scored
+        )
         made.append(block_segment(("end",), block, sizes, tensors.end, plan, PROGRAM))
     return made
 
@@ -131,7 +133,7 @@ def scored_by(plan: TrainingPlan, outputs: tuple[str, ...], embedded: bool) -> S
 
 def _chunk(plan: TrainingPlan, spec: ModelSpec) -> tuple[int, int]:
     """Tokens in a chunk of the fused loss, and chunks in all."""
-    if plan.loss != "fused":
+    if plan.head_loss != "fused":
         return (1, 1)
     tokens = plan.sequences * plan.seq // plan.cp
     times = PATCHES.get(spec.architecture, Patches()).logits

@@ -60,7 +60,7 @@ def reference_pass(plan: TrainingPlan, spec: ModelSpec, stage: Stage, path: tupl
     """The reference over the sequences of a micro-batch: its highest point, and nothing kept."""
     settings, sizes = _frozen(plan, spec), Sizes(plan.sequences, plan.seq, GRANULE)
     scored = scored_by(plan, ("log_probabilities",), True)
-    end = end_block(spec, settings, plan.loss, plan.sequences > 1, settings.bytes, False, (1, 1), scored)
+    end = end_block(spec, settings, plan.head_loss, plan.sequences > 1, settings.bytes, False, (1, 1), scored)
     embedded = [_embedded(plan, spec)] if len(stage.layers) > 1 else []
     in_stack = (*embedded, *_tables(plan, spec, stage))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -12,6 +12,7 @@ from calc.training.tensors import Lora
 
 Recipe = Literal["pure-bf16", "amp", "fp32", "mixed-16", "megatron-bf16", "megatron-fp16", "fsdp-bf16", "fp8"]
 Optimizer = Literal["adamw", "sgd", "momentum", "adafactor", "lion", "muon", "adamw-8bit", "paged-adamw"]
+Loss = Literal["full", "chunked", "fused"]
 Schedule = Literal[
     "naive", "gpipe", "1f1b", "interleaved", "looped-bfs", "interleaved-zb", "zb-h1", "zb-h2", "zb-v", "dualpipe-v",
     "pipedream",
@@ -73,10 +74,10 @@ class TrainingPlan(BaseModel):
         description="whose program: transformers, alone or with Liger-Kernel's operators, torchtitan, Megatron with "
         "Transformer Engine, or arXiv 2205.05198",
     )
-    loss: Literal["full", "chunked", "fused"] = Field(
-        "full",
+    loss: Loss | None = Field(
+        None,
         description="cross-entropy: full logits, chunked, or fused with the head (Liger-Kernel's; of implementation fused: "
-        "Transformer Engine's, in place on 16-bit logits); left out with liger: fused",
+        "Transformer Engine's, in place on 16-bit logits); left out: full, fused with liger, chunked for dpo and grpo",
     )
     schedule: Schedule = Field("1f1b", description="pipeline schedule")
     virtual_stages: int = Field(1, ge=1, le=256, description="chunks of the model on a pipeline stage")
@@ -115,16 +116,6 @@ class TrainingPlan(BaseModel):
         None, ge=0, le=1000, description="reserved beyond allocated, in percent of the peak"
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _losses(cls, values: Any) -> Any:
-        """Liger-Kernel fuses the loss with the head and TRL runs both chunk by chunk, unless another is asked for."""
-        if isinstance(values, dict) and values.get("implementation") == "liger":
-            return {"loss": "fused", **values}
-        if isinstance(values, dict) and values.get("objective") in ("dpo", "grpo"):
-            return {"loss": "chunked", **values}
-        return values
-
     @model_validator(mode="after")
     def _rules(self) -> Self:
         for field, names in _NOT_MODELLED.items():
@@ -138,6 +129,13 @@ class TrainingPlan(BaseModel):
     def transformers(self) -> bool:
         """Whether the step is transformers' program, with Liger-Kernel's operators or its own."""
         return self.implementation in ("hf", "liger")
+
+    @property
+    def head_loss(self) -> Loss:
+        """The cross-entropy's program: Liger-Kernel fuses it with the head, TRL runs both chunk by chunk, others keep the logits."""
+        if self.loss is not None:
+            return self.loss
+        return "fused" if self.implementation == "liger" else "chunked" if self.scores else "full"
 
     @property
     def scores(self) -> bool:

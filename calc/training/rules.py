@@ -52,7 +52,8 @@ _TORCHTITAN_RULES: tuple[Rule, ...] = (
         "attention: 'eager' is not part of implementation 'torchtitan' (it runs PyTorch's kernels); use sdpa or flash",
     ),
     _titan(
-        lambda plan: plan.loss != "full", "loss: {loss!r} is not part of implementation 'torchtitan' here; use full"
+        lambda plan: plan.head_loss != "full",
+        "loss: {loss!r} is not part of implementation 'torchtitan' here; use full",
     ),
 )
 
@@ -82,7 +83,7 @@ _OFFLOAD_RULES: tuple[Rule, ...] = (
 
 _SCORING_RULES: tuple[Rule, ...] = (
     (
-        lambda plan: plan.scores and (plan.implementation != "hf" or plan.loss != "chunked"),
+        lambda plan: plan.scores and (plan.implementation != "hf" or plan.head_loss != "chunked"),
         "objective: {objective!r} is modelled with implementation 'hf' and loss 'chunked' (TRL's head that gives no logits), and they "
         "are {implementation!r} and {loss!r}",
     ),
@@ -135,7 +136,7 @@ _PLAN_RULES: tuple[Rule, ...] = (
         "implementation: 'liger' is modelled without tensor and expert parallelism: tp ({tp}) and ep ({ep}) must be 1",
     ),
     (
-        lambda plan: plan.implementation == "liger" and plan.loss == "chunked",
+        lambda plan: plan.implementation == "liger" and plan.head_loss == "chunked",
         "loss: 'chunked' is not part of implementation 'liger'; use fused or full",
     ),
     (
@@ -185,7 +186,7 @@ def broken(plan: TrainingPlan) -> Iterator[str]:
     for is_broken, message in _PLAN_RULES:
         if is_broken(plan):
             values = {name: getattr(plan, name) for name in type(plan).model_fields}
-            yield message.format(**{**values, "global_batch": plan.batch})
+            yield message.format(**{**values, "global_batch": plan.batch, "loss": plan.head_loss})
 
 
 _PUBLISHED_STACKED = frozenset({"GptOssForCausalLM"})  # experts that were never linear layers, which peft leaves alone

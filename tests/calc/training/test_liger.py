@@ -92,9 +92,9 @@ def test_a_chunk_of_the_logits_takes_about_as_much_as_the_heads_input(tokens, hi
 
 
 def test_liger_fuses_the_loss_unless_another_is_asked_for():
-    assert TrainingPlan(implementation="liger").loss == "fused"
-    assert TrainingPlan(implementation="liger", loss="full").loss == "full"
-    assert TrainingPlan().loss == "full"
+    assert TrainingPlan(implementation="liger").head_loss == "fused"
+    assert TrainingPlan(implementation="liger", loss="full").head_loss == "full"
+    assert TrainingPlan().head_loss == "full"
 
 
 def test_a_model_without_patches_is_refused_by_name():
