@@ -116,7 +116,9 @@ def _refuse(plan: TrainingPlan) -> None:
         value = getattr(plan, name)
         allowed = _TRACED.get(name, (field.default,))
         if name not in _FREE and value not in allowed:
-            raise InputError.of(flag(name), value, f"a trace runs {', '.join(str(each) for each in allowed if each is not None)} only")
+            raise InputError.of(
+                flag(name), value, f"a trace runs {', '.join(str(each) for each in allowed if each is not None)} only"
+            )
     if plan.recipe == "fsdp-bf16" and plan.zero != 3:
         raise InputError.of(flag("recipe"), plan.recipe, "a trace runs it with --zero 3 only, whose shards it casts")
 
