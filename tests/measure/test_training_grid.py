@@ -26,8 +26,8 @@ pytestmark = pytest.mark.torch
 LLAMA = ("q_proj", "k_proj", "v_proj", "o_proj")  # the linear layers of attention
 LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
 
-# Gemma 3 with a tower (4b and larger) is left out: the formula holds gradients and states of the tower, which a text-only
-# step does not make. A model of each family, and its attention's linear layers. Tied: llama-3.2, qwen2.5-0.5b, qwen3-0.6b, Gemma, GPT-2.
+# A model of each family, and its attention's linear layers; families with programs of their own, and models with a tower, are
+# in test_training_families.py. Tied: llama-3.2, qwen2.5-0.5b, qwen3-0.6b, Gemma, GPT-2.
 MODELS = {
     "llama-2-7b": LLAMA,
     "llama-3.2-1b": LLAMA,
