@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from calc.breakdown import to_csv
-from calc.commands import COMMANDS, Answer, Command, choices, flag, is_switch, word
+from calc.commands import COMMANDS, Answer, Command, choices, flag, is_switch, without_effect, word
 from calc.errors import InputError, validated
 from calc.units import GB, TB, GiB, show_value
 
@@ -107,6 +107,8 @@ def _answer(command: Command, argv: Sequence[str]) -> str:
     if given.get("suggest"):
         command = replace(command, function=command.suggests)
     plan = validated(command.plan, {key: given[key] for key in command.plan.model_fields if key in given}, flag)
+    for name, reason in without_effect(plan).items():
+        print(f"note: {flag(name)} changes nothing: {reason}", file=sys.stderr)
     if command.stored:
         return formatted(command.answer_with_stored(plan, given["MODEL"]), chosen_format(given))
     spec = gpu = None
@@ -173,9 +175,15 @@ def formatted(answer: Answer, form: str) -> str:
     return "\n\n".join(filter(None, [*tables, "\n".join(remarks)]))
 
 
+_OFFLOADED = ("host_bytes", "nvme_bytes", "transfer_bytes", "transfer_seconds", "nvme_seconds")
+
+
 def _summary(data: Mapping[str, Any], unit: str) -> Iterator[tuple[str, str]]:
     """An answer's figures, with those of its small groups (phases, overhead_bytes) below their group's name."""
+    left_out = () if data.get("host_bytes") or data.get("nvme_bytes") else _OFFLOADED
     for key, value in data.items():
+        if key in left_out:
+            continue
         if _is_scalar(value):
             yield key, _cell(key, value)
         elif isinstance(value, Mapping) and all(isinstance(figure, int) for figure in value.values()):

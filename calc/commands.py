@@ -115,6 +115,12 @@ def is_switch(field: FieldInfo) -> bool:
     return bool in _kinds(field.annotation)
 
 
+def without_effect(plan: BaseModel) -> dict[str, str]:
+    """The fields that were given and change nothing beside the others, each with the reason. A plan may name them in `idle`."""
+    idle: Mapping[str, str] = getattr(plan, "idle", {})
+    return {name: reason for name, reason in idle.items() if name in plan.model_fields_set}
+
+
 def _kinds(annotation: Any) -> tuple[Any, ...]:
     if get_origin(annotation) in (UnionType, Union):
         return get_args(annotation)

@@ -54,6 +54,11 @@ class ComputePlan(BaseModel):
         0.385, ge=0, le=2, description="kg of CO2 equivalent for a kWh (LLaMA paper: the US mean of 0.385)"
     )
 
+    @property
+    def idle(self) -> dict[str, str]:
+        """Fields that change nothing beside the others, each with the reason."""
+        return {"mfu": "gpu_hours gives it"} if self.gpu_hours else {}
+
 
 # what recomputation repeats of one token's forward pass
 _REPEATED: Mapping[str, str] = {"selective": "attention", "full": "layers"}

@@ -81,6 +81,11 @@ class ParametersPlan(BaseModel):
         description='LoRA targets: "all-linear", or module names with commas',
     )
 
+    @property
+    def idle(self) -> dict[str, str]:
+        """Fields that change nothing beside the others, each with the reason."""
+        return {} if self.lora_rank else {"lora_targets": "lora_rank is 0: every parameter trains"}
+
 
 def parameters(spec: ModelSpec, plan: ParametersPlan = ParametersPlan()) -> ParameterAnswer:  # noqa: B008 (frozen)
     """Count the parameters of a model, exact to one.

@@ -199,3 +199,15 @@ class TrainingPlan(BaseModel):
     @cached_property
     def gpus(self) -> int:
         return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def idle(self) -> dict[str, str]:
+        """Fields that change nothing beside the others, each with the reason."""
+        reasons = {
+            "lora_rank": "" if self.lora else "method is full",
+            "schedule": "" if self.pp > 1 else "pp is 1",
+            "dp_replicate": "" if self.zero else "zero is 0: every rank holds all states",
+            "reshard_after_forward": "" if self.zero == 3 else f"zero is {self.zero}: no weights are gathered",
+            "nvme_GBps": "" if self.nvme else "nothing lies on NVMe",
+        }
+        return {name: reason for name, reason in reasons.items() if reason}

@@ -230,3 +230,32 @@ def test_a_closed_pipe_is_no_error():
     line = f"{shlex.quote(sys.executable)} -m calc models | head -1"
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {line}"], capture_output=True, text=True)
     assert done.stderr == ""
+
+
+IDLE = [
+    ("train llama-2-7b", "--lora-rank 16", "method is full"),
+    ("train llama-2-7b", "--schedule gpipe", "pp is 1"),
+    ("train llama-2-7b --dp 4", "--dp-replicate 2", "zero is 0"),
+    ("train llama-2-7b --dp 4 --zero 1", "--no-reshard-after-forward", "zero is 1"),
+    ("train llama-2-7b", "--nvme-GBps 2", "nothing lies on NVMe"),
+    ("params llama-2-7b", "--lora-targets q_proj", "lora_rank is 0"),
+    ("compute llama-2-7b --gpu h100-sxm-80gb --gpu-hours 10", "--mfu 0.3", "gpu_hours gives it"),
+]
+
+
+@pytest.mark.parametrize(("command", "flags", "reason"), IDLE)
+def test_a_flag_without_effect_is_told_and_has_none(command: str, flags: str, reason: str, capsys):
+    json_of = ("--format", "json")
+    plain = run((*command.split(), *json_of))
+    assert capsys.readouterr().err == ""
+    assert run((*command.split(), *flags.split(), *json_of)) == plain
+    name = flags.split()[0].replace("--no-", "--")
+    told = capsys.readouterr().err
+    assert told.startswith(f"note: {name} changes nothing: {reason}")
+    assert told.count("\n") == 1
+
+
+def test_offloaded_bytes_are_listed_where_there_are_some():
+    plain, offloaded = (run(("train", "llama-2-7b", *flags)) for flags in ((), ("--offload", "optimizer")))
+    assert "host_bytes" not in plain
+    assert "host_bytes" in offloaded
