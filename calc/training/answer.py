@@ -13,6 +13,7 @@ from calc.model.feed_forward import MoE
 from calc.model.mixers import Recurrence
 from calc.model.spec import ModelSpec
 from calc.training.adapters import VARIANTS
+from calc.training.alive import components
 from calc.training.hf_modelled import remarks
 from calc.training.hf_stage import needs_eager
 from calc.training.ledger_stage import score_buffer
@@ -50,7 +51,7 @@ class TrainingAnswer:
     @cached_property
     def breakdown(self) -> Breakdown:
         """What is alive at the peak instant; its leaves sum to `peak_bytes`."""
-        return Breakdown(Component("", children=self.worst.components()), "bytes")
+        return Breakdown(Component("", children=components(self.worst)), "bytes")
 
     @property
     def peak_bytes(self) -> int:

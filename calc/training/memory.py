@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from calc.breakdown import Component, Formula
 from calc.model.spec import ModelSpec
 from calc.pipeline import weight_versions
 from calc.training import objectives
@@ -18,8 +17,8 @@ from calc.training.plan import TrainingPlan
 from calc.training.recipes import OPTIMIZERS, RECIPES
 from calc.training.segments import Constant, Segment
 from calc.training.stages import Stage
-from calc.training.states import GROUPS, Placed, StateKey, group_bytes, merged, placed, state_components
-from calc.training.tensors import ModelTensors, Tensors, model_tensors
+from calc.training.states import GROUPS, Placed, StateKey, group_bytes
+from calc.training.tensors import ModelTensors, model_tensors
 from calc.training.torchtitan_stage import torchtitan_constants, torchtitan_segments
 from calc.units import ceil_div
 
@@ -159,14 +158,14 @@ class StageMemory:
             made.append(total)
             if self.streams:
                 total = 0  # but for the segment just before, all have left
-            if self._waits_gathered(segment):
+            if self.waits_gathered(segment):
                 continue
             total += group_bytes(segment.tensors, self.key).gradients
             if segment.path == END and self.spec.tied:
                 total += group_bytes(model_of(self.plan, self.spec).tied_head, self.key).gradients
         return tuple(reversed(made))
 
-    def _waits_gathered(self, segment: Segment) -> bool:
+    def waits_gathered(self, segment: Segment) -> bool:
         """Whether its gradients wait unsharded, or leave, among what is gathered."""
         return self.gathered.active and (self.streams or (self.gathered.waits and not segment.inside))
 
@@ -230,12 +229,12 @@ class StageMemory:
         found = [Moment(beside + peak + whole, index, "block", beside + peak + whole - buffers - shards)]
         for at in ("before", "after") if gathered.active else ():
             if at == "before" or phase == "backward":
-                held = sum(self._around(phase, index, at).values())
+                held = sum(self.around(phase, index, at).values())
                 whole, buffers = gathered.sizes(phase, index, at)
                 found.append(Moment(beside + held + whole, index, at, beside + held + whole - buffers - shards))
         return found
 
-    def _around(self, phase: str, index: int, at: str) -> dict[str, int]:
+    def around(self, phase: str, index: int, at: str) -> dict[str, int]:
         """What a segment holds before it runs and after, beside what is gathered."""
         sizes = self.segments[index].bytes
         if phase == "forward":
@@ -275,123 +274,6 @@ class StageMemory:
         if not self.gathered.active or not StateKey.of(self.plan).rows:
             return 0
         return self._timeline[1] + self.states[1] + self.gathered.pool - self.peak[1].bytes
-
-    def components(self) -> tuple[Component, ...]:
-        """What is alive at the highest point of the step; the leaves sum to its bytes."""
-        phase, moment = self.peak
-        made = list(state_components(self.groups, self.key, resident(self.plan)))
-        if self.older_weights:
-            made.append(self._older())
-        if self.ddp_buckets:
-            made.append(_plain("ddp_buckets", self.ddp_buckets, "<g>", {"g": self.ddp_buckets}, *_BUCKETS))
-        first = next((found for found in self.passes if found.path[0] == phase), None)
-        if phase == "step" or first:
-            until = ("step",) if first else ("step", "end")
-            made.append(Component("activations", children=tuple(c.leaf for c in self.constants if c.until in until)))
-            made += [Component("working", children=first.alive(phase, False))] if first else self._step()
-            return tuple(
-                part for part in made if (part.children or part.value) and not (first and part.name == "gradients")
-            )
-        if not self.accumulates:
-            made = [part for part in made if part.name != "gradients"]
-        index = moment.segment
-        if phase == "backward" and not self.accumulates:
-            made += state_components(self._later(index), self.key, ("gradients",))
-        made.append(Component("activations", children=self._kept(index, phase)))
-        if index >= 0:
-            made.append(Component("gathered", children=self.gathered.leaves(phase, index, moment.at)))
-            made.append(self._working(phase, moment))
-        return tuple(part for part in made if part.children or part.value)
-
-    def _working(self, phase: str, moment: Moment) -> Component:
-        """What the segment itself holds at that moment."""
-        segment = self.segments[moment.segment]
-        if moment.at == "block":
-            alive = segment.alive(phase, self.adds_at_once)
-        else:
-            held = self._around(phase, moment.segment, moment.at).items()
-            source = "what the block begins or ends with"
-            alive = tuple(_plain(name, value, "<x>", {"x": value}, source) for name, value in held if value)
-        return Component("working", children=placed(segment.path, alive, 1) if alive else ())
-
-    def _later(self, index: int) -> tuple[Placed, ...]:
-        counts: dict[int, tuple[Tensors, int]] = {}
-        for segment in self.segments[index + 1 : index + 2 if self.streams else None]:
-            if self._waits_gathered(segment):
-                continue
-            found = [segment.tensors]
-            if segment.path == END and self.spec.tied:
-                found.append(model_of(self.plan, self.spec).tied_head)
-            for tensors in found:
-                counts[id(tensors)] = (tensors, counts.get(id(tensors), (tensors, 0))[1] + 1)
-        return tuple(counts.values())
-
-    def _kept(self, index: int, phase: str) -> tuple[Component, ...]:
-        """What is kept beside the states while the segment of that index runs, by the segments before it and the rest."""
-        freed = phase == "backward" and index >= 0 and self.segments[index].path == EMBEDDING
-        gone = {"end", "layers" if freed else "", "backward" if phase == "forward" or index < 0 else ""}
-        if phase == "backward" or index < 0 or not self.segments[index].inside:
-            gone.add("stack")
-        there = [constant for constant in self.constants if not (constant.late and phase == "forward" and index >= 0)]
-        made = [constant.leaf for constant in there if constant.until not in gone]
-        if self.received and not (index == 0 and phase == "forward"):
-            made.append(
-                _plain("received", self.received, "<x>", {"x": self.received}, "the stage before sends its output")
-            )
-        counts: dict[int, tuple[Segment, int]] = {}
-        for segment in self.segments[: max(index, 0)]:
-            counts[id(segment)] = (segment, counts.get(id(segment), (segment, 0))[1] + 1)
-        for segment, count in counts.values():
-            kept = segment.kept(phase == "forward")
-            if kept:
-                made += placed(segment.path, kept, count) if segment.path != END else kept
-        if self.waiting:
-            numbers = {"k": self.kept_once, "c": self.stage.chunks, "v": self.stage.virtual}
-            made.append(
-                _plain(
-                    "in_flight",
-                    self.waiting,
-                    r"\lceil \frac{<k> \cdot <c>}{<v>} \rceil - <k>",
-                    numbers,
-                    IN_FLIGHT,
-                    PIPELINE_URL,
-                )
-            )
-        return merged(made)
-
-    def _older(self) -> Component:
-        versions = weight_versions(self.plan.schedule, self.plan.pp)[self.stage.rank]
-        weights = self.older_weights // (versions - 1)
-        numbers = {"n": versions, "w": weights}
-        return _plain(
-            "older_weights",
-            self.older_weights,
-            r"(<n> - 1) \cdot <w>",
-            numbers,
-            "PipeDream, arXiv 1806.03377, section 3.3",
-        )
-
-    def _step(self) -> list[Component]:
-        if not self.step_bytes:
-            return []
-        ledger = OPTIMIZERS[self.plan.optimizer]
-        foreach = self.plan.optimizer_kernel == "foreach"
-        copies = ledger.foreach if foreach else 1
-        numbers = {"m": self.step_bytes // copies}
-        source = f"{ledger.source}, {'foreach' if foreach else 'one tensor at a time'}"
-        return [_plain("optimizer_step", self.step_bytes, rf"{copies} \cdot <m>", numbers, source, ledger.url)]
-
-
-_BUCKETS = (
-    "PyTorch 2.13, DistributedDataParallel (gradient_as_bucket_view=False): g, the bytes of all gradients",
-    "https://docs.pytorch.org/docs/2.13/generated/torch.nn.parallel.DistributedDataParallel.html",
-)
-IN_FLIGHT = "k: kept by one micro-batch, c: chunks in flight, v: chunks of this rank (PyTorch and Megatron-LM pipeline schedules)"
-PIPELINE_URL = "https://arxiv.org/abs/2104.04473"
-
-
-def _plain(name: str, value: int, latex: str, numbers: dict[str, int], source: str, url: str = "") -> Component:
-    return Component(name, value, formula=Formula(latex, source, url), numbers=numbers)
 
 
 def model_of(plan: TrainingPlan, spec: ModelSpec) -> ModelTensors:

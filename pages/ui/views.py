@@ -13,6 +13,7 @@ from calc.breakdown import Breakdown, Component, Formula, Row
 from calc.commands import Answer
 from calc.pipeline import ClosedForm
 from calc.training import TrainingAnswer
+from calc.training.alive import components
 from calc.units import show_bytes_decimal, show_value
 from pages.ui.text import plain
 
@@ -245,7 +246,7 @@ def held_by_stage(answer: TrainingAnswer, most: int = 16) -> dict[str, list[tupl
     """What one device of each stage holds at its highest point, with what lies beside its tensors; the first `most` stages."""
     rows = {}
     for memory in answer.stages[:most]:
-        tensors = [(spaced(part.name), part.total) for part in memory.components()]
+        tensors = [(spaced(part.name), part.total) for part in components(memory)]
         beside = answer.overhead_of(memory)._asdict()
         rows[f"stage {memory.stage.rank}"] = tensors + [
             (_BESIDE[name], value) for name, value in beside.items() if value
