@@ -108,16 +108,18 @@ _NORMALISED: Rows = (*_SOFTMAX, ("chosen_probabilities", FULL, "K"), ("their_sum
 class Router:
     """What a model class's router keeps: its rows, whether it computes in fp32, and whether the experts' weights stay so.
 
+    `sigmoid`: what is made of the logits has their format, which autocast narrows; the sum alone is fp32.
     `clamped`: its experts clamp gate and up, and gate with gate * sigmoid(alpha * gate) * (up + 1).
     """
 
     rows: Rows
     wide: bool = False
     wide_scores: bool = False
+    sigmoid: bool = False
     clamped: bool = False
 
 
-_FP32_ROUTER = Router(_NORMALISED, wide=True, wide_scores=True)
+_FP32_ROUTER = Router(_NORMALISED, wide=True, sigmoid=True)
 ROUTERS: dict[str, Router] = {
     "": Router(_NORMALISED),
     "MixtralForCausalLM": Router(_NORMALISED, wide_scores=True),
@@ -156,7 +158,9 @@ def _router(b: Builder, x: Value, module: MoE) -> Value:
     weight = b.weight(*found)
     logits = ops.linear(t, source, Weight("router", weight.dim, weight.trains, source.bytes), experts, "logits")
     over = {"E": experts, "K": dim("K", module.num_experts_per_tok), "1": ONE}
-    kept = [t.new(name, over[letter], x.extent, size) for name, size, letter in router.rows]
+    narrowed = logits.bytes if router.sigmoid else FULL
+    sizes = [size if letter == "1" or size != FULL else narrowed for _, size, letter in router.rows]
+    kept = [t.new(row[0], over[row[2]], x.extent, size) for row, size in zip(router.rows, sizes, strict=True)]
     scores = t.new("scores", over["K"], x.extent, FULL if router.wide_scores else logits.bytes)
     ops.kernel(t, [logits], scores, kept if logits.grad else [])
     return scores
