@@ -45,7 +45,7 @@ class Block:
 def storage_bytes(storage: Storage, sizes: Sizes) -> int:
     """Bytes of a storage, rounded up as the allocator does."""
     extent = storage.extent
-    elements = storage.dim.size * sizes.batch**extent.batch * sizes.tokens**extent.sequence
+    elements = storage.dim.size * extent.elements(sizes.batch, sizes.tokens)
     return round_up(-(-elements // extent.shards) * storage.bytes, sizes.granule)
 
 

@@ -6,9 +6,10 @@ from calc.model.mixers import Attention, CompressedAttention, LatentAttention
 from calc.model.weights import Dim, Norm, dim
 from calc.model.weights import Weight as ModelWeight
 from calc.training import liger, ops
+from calc.training.hf_sinks import SHIFTED, shifted_softmax
 from calc.training.ops import FULL, HALF, LONG, ONE
 from calc.training.program import Builder
-from calc.training.tape import FIXED, PAIRS, TOKENS, Edge, Extent, Value, Weight
+from calc.training.tape import FIXED, PAIRS, Value
 
 
 def named(weights: tuple[ModelWeight, ...], *names: str) -> tuple[ModelWeight, ...]:
@@ -31,7 +32,6 @@ def rotary(b: Builder, x: Value, tables: Value, name: str, sines: Value | None =
 # Model classes that turn queries and keys in fp32, and those that scale the queries before the kernel.
 _WIDE_ROTARY = frozenset({"CohereForCausalLM", "Cohere2ForCausalLM"})
 _SCALED_QUERIES = frozenset({"OPTForCausalLM"})
-_SHIFTED_SOFTMAX = frozenset({"MiMoV2FlashForCausalLM"})  # as with sinks, also in layers that have none
 
 
 def attention(b: Builder, x: Value, mixer: Attention, tables: Value) -> Value:
@@ -179,6 +179,7 @@ def eager(
     size = ops.matmul_bytes(t, value)
     if a.size != k.size:
         key, value = _repeated(b, key, k, "repeated_key", a * d), _repeated(b, value, k, "repeated_value", a * d_v)
+    named = [key, value]  # by the function, until it returns
     wanted = query.bytes  # under autocast the rotary tables make it fp32, until the matmul
     if wide:
         query, key = ops.cast(t, query, FULL, "fp32_query"), ops.cast(t, key, FULL, "fp32_key")
@@ -187,20 +188,24 @@ def eager(
     query, key = merged(b, ops.cast(t, query, made, "query")), merged(b, ops.cast(t, key, made, "key"))
     scores = t.new("scores", a, PAIRS, made)
     ops.kernel(t, [query, key], scores, [query, key] if query.grad else [])
+    extent = query.extent
+    del query, key  # what the matmul cast
     scores = ops.scale(t, scores, "scores")
     if mixer and mixer.softcap:
         scores = ops.scale(t, ops.unary(t, ops.scale(t, scores), "capped", "result"), "scores")
-    scores = ops.shift(t, scores, b.settings.bytes, "scores")  # plus the mask, in the format of the embeddings
-    if mixer and (mixer.sinks or b.settings.router in _SHIFTED_SOFTMAX):
-        weights = _shifted(b, scores, a, mixer.sinks)
+    raw = [ops.shift(t, scores, b.settings.bytes, "scores")]  # plus the mask, in the format of the embeddings
+    del scores
+    if mixer and (mixer.sinks or b.settings.router in SHIFTED):
+        weights = shifted_softmax(b, raw, named, a, mixer.sinks)
     else:
         native = mixer is not None and mixer.modules[0] == "c_attn"  # GPT-2's softmax names no format
-        weights = ops.softmax(t, scores, "probabilities", None if native else FULL)
+        weights = ops.softmax(t, raw[0], "probabilities", None if native else FULL)
         weights = ops.cast(t, weights, wanted, "weights")
-    del scores
+        raw.clear()
     weights = ops.dropout(t, weights, b.settings.probability("attention"), "weights")
     weights, value = ops.cast(t, weights, size, "weights"), merged(b, ops.cast(t, value, size, "value"))
-    out = t.new("mixed", a * d_v, query.extent, size)
+    raw.clear()
+    out = t.new("mixed", a * d_v, extent, size)
     ops.kernel(t, [weights, value], out, [weights, value] if weights.grad or value.grad else [])
     return ops.copy(t, out, "output_input")
 
@@ -210,26 +215,6 @@ def merged(b: Builder, x: Value) -> Value:
     one head seen by all, where there are several sequences."""
     apart = x.storage.dim.size != x.dim.size
     return ops.copy(b.tape, x, "heads") if apart and b.settings.several else x
-
-
-def _shifted(b: Builder, scores: Value, a: Dim, has_sinks: bool) -> Value:
-    """Softmax in the model's format over the scores less their largest, and over one learned sink a head where there are any,
-    whose column is dropped after."""
-    t = b.tape
-    column = [t.new("sinks", a, Extent(scores.extent.batch, 1), scores.bytes)] if has_sinks else []
-    places = t.new("largest", a, TOKENS, LONG)
-    weights = t.like(scores, "weights")
-    sinks = Weight("sinks", a, b.settings.trains, b.settings.bytes)
-    wants = scores.grad
-
-    def backward(g: Value, *saved: Value) -> tuple[Value | None]:
-        made = t.like(g) if wants else None
-        if has_sinks and sinks.trains:
-            ops.weight_gradient(t, sinks)
-        return (made,)
-
-    t.record([scores, Edge() if has_sinks and sinks.trains else None], weights, [weights, *column, places], backward)
-    return weights
 
 
 def latent(b: Builder, x: Value, mixer: LatentAttention, tables: Value) -> Value:

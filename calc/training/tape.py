@@ -16,11 +16,20 @@ from calc.model.weights import Dim
 
 
 class Extent(NamedTuple):
-    """How a size grows: with b^batch · s^sequence, divided by `shards` where sequence parallelism splits the sequence."""
+    """How a size grows: with b^batch · s^sequence, divided by `shards` where sequence parallelism splits the sequence.
+
+    `more` columns stand beside the last s.
+    """
 
     batch: int = 1
     sequence: int = 1
     shards: int = 1
+    more: int = 0
+
+    def elements(self, batch: int, tokens: int) -> int:
+        """Elements for each of the dimension's, on all shards together."""
+        whole: int = batch**self.batch * tokens**self.sequence
+        return whole + self.more * (whole // tokens)
 
 
 TOKENS = Extent()
