@@ -76,7 +76,7 @@ def nf4_linear(t: Tape, x: Value, weight: Weight, out: Dim, name: str) -> Value:
         del copy
         return (made,)
 
-    t.record([inputs], y, [], backward)
+    t.record([inputs], y, [], backward, saves_weight=True)
     return ops.cast(t, y, x.bytes, name)
 
 

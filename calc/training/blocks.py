@@ -40,6 +40,7 @@ class Block:
     cached: tuple[
         int, ...
     ] = ()  # 16-bit copies of weights that autocast holds to the end of forward, though nothing is kept for
+    asks: int = 0  # events of backward before an operator first asks for what it saved
 
 
 def storage_bytes(storage: Storage, sizes: Sizes) -> int:
@@ -153,8 +154,9 @@ def record(
     tape.events.clear()
     tape.run_backward()
     backward = _own(tape.events)
+    asks = len(_own(tape.events[: tape.asks])) if tape.asks >= 0 else len(backward)
     to_input = edge.buffer.storage.number if edge is not None and edge.buffer is not None else -1
-    return Block(name, tuple(tape.storages), forward, backward, kept, output, gradient, to_input, cached)
+    return Block(name, tuple(tape.storages), forward, backward, kept, output, gradient, to_input, cached, asks)
 
 
 OUTSIDE = 2**30  # the number of a storage that belongs to the model or its caller, not to a block
@@ -165,11 +167,12 @@ def _own(events: list[int]) -> tuple[int, ...]:
 
 
 def recomputed(kept: Block, whole: Block) -> Block:
-    """A block under activation checkpointing: it keeps its input, and runs forward again before its backward.
+    """A block under activation checkpointing: it keeps its input, and runs forward again when its backward asks for what it saved.
 
     The hooks of what it saves hold its input until its last operator has run backward (torch/utils/checkpoint.py).
     """
-    again = (*whole.forward, *((~whole.output,) if whole.output_gradient >= 0 else ()), *whole.backward)
+    forward = (*whole.forward, *((~whole.output,) if whole.output_gradient >= 0 else ()))
+    again = (*whole.backward[: whole.asks], *forward, *whole.backward[whole.asks :])
     backward = (*(event for event in again if event != ~0), ~0)
     return Block(
         whole.name, whole.storages, kept.forward, backward, (0,), whole.output, whole.output_gradient, whole.input_gradient,

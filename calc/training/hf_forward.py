@@ -212,7 +212,7 @@ def experts(b: Builder, x: Value, scores: Value, module: MoE, k: Dim, h: Dim) ->
     del weighted
     summed = t.new("summed", h, x.extent, placed.bytes)
     meta = (placed.dim, placed.extent, placed.bytes)
-    t.record([placed], summed, [], lambda g: (Value(t, g.storage, meta[0], None),))
+    t.record([placed], summed, [], lambda g: (t.new("gradient", *meta),))  # spread out, then copied
     return ops.cast(t, summed, x.bytes, "output")
 
 

@@ -98,7 +98,7 @@ def mul_weight(t: Tape, x: Value, weight: Weight, name: str = "output") -> Value
             del product
         return (to_x,)
 
-    t.record([x, Edge() if weight.trains else None], out, [x] if weight.trains else [], backward)
+    t.record([x, Edge() if weight.trains else None], out, [x] if weight.trains else [], backward, wants_x)
     return out
 
 
@@ -185,7 +185,8 @@ def linear(
 
     saved = [*([inputs] if weight.trains else []), *([copy] if copy is not None and wants_x else [])]
     trained = weight.trains or (bias is not None and bias.trains)
-    t.record([inputs, copy if cast_weight else Edge() if trained else None, bias_copy], out, saved, backward)
+    edges = [inputs, copy if cast_weight else Edge() if trained else None, bias_copy]
+    t.record(edges, out, saved, backward, wants_x)
     return out
 
 

@@ -83,12 +83,16 @@ Backward = Callable[["Value"], Sequence["Value | None"]]
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One operator of the graph: what it saved, and how it makes its inputs' gradients from its output's."""
+    """One operator of the graph: what it saved, and how it makes its inputs' gradients from its output's.
+
+    `asks`: it saved something, be it a weight, for which a checkpoint runs forward again.
+    """
 
     inputs: tuple[Edge | None, ...]
     outputs: tuple[Edge, ...]
     saved: list[Value]
     backward: Callable[..., Sequence[Value | None]]
+    asks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +180,9 @@ class Tape:
         out: Value | Sequence[Value],
         saved: Sequence[Value],
         backward: Callable[..., Sequence[Value | None]],
+        saves_weight: bool = False,
     ) -> None:
-        """Join an operator to the graph, if any of its inputs needs a gradient."""
+        """Join an operator to the graph, if any of its inputs needs a gradient. `saves_weight`: beside `saved`."""
         edges = tuple(given.edge if isinstance(given, Value) else given for given in inputs)
         if not any(edge is not None for edge in edges):
             return
@@ -186,7 +191,7 @@ class Tape:
             made.edge = Edge()
         kept = [self.view(value) for value in saved] if self.saving else []
         self.stop = outs[0].storage.number if kept else self.stop
-        self.nodes.append(Node(edges, tuple(made.edge for made in outs), kept, backward))  # type: ignore[misc]
+        self.nodes.append(Node(edges, tuple(made.edge for made in outs), kept, backward, bool(kept) or saves_weight))  # type: ignore[misc]
 
     def run_backward(self) -> None:
         """Every node in reverse, as PyTorch's engine runs them: gradients first, then what the node saved is freed."""
@@ -197,7 +202,7 @@ class Tape:
         given = [edge.buffer for edge in node.outputs]
         for out in node.outputs:
             out.buffer = None
-        if node.saved and self.asks < 0:
+        if node.asks and self.asks < 0:
             self.asks = len(self.events)
         made = node.backward(*given, *node.saved) if any(given) else ()
         given.clear()
