@@ -52,6 +52,9 @@ class Settings:
         return dict(self.dropout).get(place, 0.0)
 
 
+_TRANSPOSED = frozenset({"FalconForCausalLM"})  # classes whose layers multiply by weight.T
+
+
 class Builder:
     """Writes one block of the program on a tape: the pieces that its parts share."""
 
@@ -59,7 +62,8 @@ class Builder:
         self, settings: Settings, layer: Layer | None = None, modules: tuple[str, ...] = (), saving: bool = True
     ) -> None:
         self.settings, self.layer, self.modules = settings, layer, modules
-        self.tape = Tape(settings.bytes, settings.autocast, saving)
+        transposed = layer is not None and settings.router in _TRANSPOSED
+        self.tape = Tape(settings.bytes, settings.autocast, saving, transposed)
 
     def local(self, size: Dim) -> Dim:
         """A dimension that tensor parallelism divides."""

@@ -112,6 +112,7 @@ class Tape:
     bytes: int
     autocast: bool = False
     saving: bool = True  # False: the first run of a checkpointed block, which keeps nothing
+    transposed: bool = False  # weights are read through a view, whose 16-bit copy autocast does not cache
     storages: list[Storage] = field(default_factory=list)
     events: list[int] = field(default_factory=list)  # n: storage n allocated; ~n: freed
     nodes: list[Node] = field(default_factory=list)
@@ -154,14 +155,15 @@ class Tape:
             made = self.new(f"{weight.name}_copy", weight.dim, FIXED, 2)
             if not weight.trains:
                 return made
+
+            def backward(g: Value) -> tuple[None]:
+                self.keep_gradient(self.new(f"{weight.name}_gradient", weight.dim, FIXED, weight.bytes))
+                return (None,)
+
+            self.record([Edge()], made, [], backward)
+            if self.transposed:
+                return made
             self.casts[weight] = made
-            if weight.trains:
-
-                def backward(g: Value) -> tuple[None]:
-                    self.keep_gradient(self.new(f"{weight.name}_gradient", weight.dim, FIXED, weight.bytes))
-                    return (None,)
-
-                self.record([Edge()], made, [], backward)
         return self.casts[weight]
 
     def cache(self, *outputs: Value) -> None:
