@@ -28,7 +28,7 @@ FOLLOWED = frozenset(
         ),
         *("Olmo2ForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM", "Qwen2MoeForCausalLM", "Qwen3ForCausalLM"),
         *("Qwen3MoeForCausalLM", "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
-        *("StableLmForCausalLM", "Starcoder2ForCausalLM"),
+        *("Qwen2_5_VLForConditionalGeneration", "StableLmForCausalLM", "Starcoder2ForCausalLM"),
         *("ArceeForCausalLM", "Cohere2ForCausalLM", "CwmForCausalLM", "Ernie4_5ForCausalLM"),
         *("Exaone4ForCausalLM", "Glm4ForCausalLM", "GlmForCausalLM", "GraniteForCausalLM", "HeliumForCausalLM"),
         *(

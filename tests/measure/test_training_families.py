@@ -38,6 +38,8 @@ CASES = [
     ("gemma-3-4b-it", {}),  # with a tower, which a step on text gives no gradients
     ("gemma-4-26b-a4b", {}),
     ("llava-1.5-7b-hf", {}),
+    ("qwen2.5-vl-3b-instruct", {}),
+    ("qwen2.5-vl-3b-instruct", {"recipe": "amp", "recompute": "full"}),
     ("qwen3-vl-2b-instruct", {}),
     ("qwen3-vl-30b-a3b-instruct", {}),
     ("qwen1.5-moe-a2.7b", {}),
