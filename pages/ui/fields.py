@@ -21,6 +21,7 @@ Fields = Mapping[str, FieldInfo]
 
 _AUTO, _ON, _OFF = "auto", "on", "off"
 _SWITCH = {_AUTO: None, _ON: True, _OFF: False}
+_PUT = "widgets were put"
 _LARGEST = 2**53 - 1  # what a browser's number holds exactly
 _WIDTH = 171  # pixels of one widget; a row holds as many as fit
 
@@ -52,6 +53,19 @@ def ask_folded(fields: Fields, groups: Groups, prefix: str = "") -> dict[str, An
             with st.expander(title):
                 values |= {name: ask(name, fields[name], prefix, "stretch") for name in known}
     return values
+
+
+def put(values: Mapping[str, Any], prefix: str) -> None:
+    """A button's callback: set the widgets of these fields, wherever they are; `redraw_if_put` then shows them all."""
+    for name, value in values.items():
+        st.session_state[prefix + name] = value
+    st.session_state[_PUT] = True
+
+
+def redraw_if_put() -> None:
+    """Once after `put`, at the top of a fragment: draw the whole page, with the widgets that lie outside the fragment."""
+    if st.session_state.pop(_PUT, False):
+        st.rerun()
 
 
 def fields_of(plans: Sequence[type[BaseModel]]) -> dict[str, FieldInfo]:

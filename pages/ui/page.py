@@ -17,7 +17,7 @@ from calc.calibration import Calibrated, calibrated
 from calc.commands import COMMANDS, command_line
 from calc.errors import InputError, validated
 from pages.ui import saved, scenario, share, views
-from pages.ui.fields import Fields, Groups, ask_folded, ask_open, fields_of, means_the_same
+from pages.ui.fields import Fields, Groups, ask_folded, ask_open, fields_of, means_the_same, redraw_if_put
 from pages.ui.scenario import Missing, Side, Subject, View
 from pages.ui.text import plain
 from pages.ui.views import Metric, Numbers, Verdict
@@ -68,6 +68,7 @@ def show(question: Question) -> None:
 @st.fragment
 def _answers(question: Question, options: Options) -> None:
     """What a move of the page's own sliders redraws: all but the sidebar, whose options come as they are."""
+    redraw_if_put()
     _side_by_side(lambda side: _answer(question, side, options[side.prefix]))
     share.link(_asked(COMMANDS[question.command].plan.model_fields))
 

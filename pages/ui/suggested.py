@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import streamlit as st
 
@@ -13,6 +12,7 @@ from calc.training.checkpoint import DISK, HOST
 from calc.training.costs import Cost
 from calc.training.fit import Change
 from pages.ui import charts, views
+from pages.ui.fields import put
 from pages.ui.text import plain
 from pages.ui.views import Metric, Numbers
 
@@ -49,19 +49,13 @@ def _change(change: Change, numbers: Numbers, button: str, prefix: str) -> None:
         with st.container(width="stretch", gap=None):
             st.markdown(f"**{plain(name)}**: needs {needs}, saves {saves}")
             st.caption("  \n".join(_cost(cost) for cost in change.costs))
-        if st.button("Apply", key=button, on_click=_apply, args=(change.values, prefix), icon=":material/check:"):
-            st.rerun()  # the sidebar's widgets too, which a move on the page does not redraw
+        st.button("Apply", key=button, on_click=put, args=(change.values, prefix), icon=":material/check:")
 
 
 def _cost(cost: Cost) -> str:
     if cost.ratio is None:
         return plain(f"Cost: {cost.text}")
     return plain(f"Cost: {cost.ratio:.3g}× {cost.quantity}; {cost.text}")
-
-
-def _apply(values: Mapping[str, Any], prefix: str) -> None:
-    for name, value in values.items():
-        st.session_state[prefix + name] = value
 
 
 def _figures(found: Suggested, numbers: Numbers) -> list[Metric]:

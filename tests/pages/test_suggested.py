@@ -48,6 +48,21 @@ def test_a_change_that_fits_is_applied_by_its_button_in_the_sidebar_and_in_the_l
     assert figure(page, "Saved to resume") == "37.65 GiB"
 
 
+def test_a_change_of_the_page_and_of_the_sidebar_at_once_is_applied_whole(page: Page, server: Server):
+    open_page(page, f"{server.url}/training?model=meta-llama-3.1-8b&gpu=rtx-4090-24gb&implementation=liger")
+    plan = TrainingPlan(implementation="liger")
+    fixes = suggest(train(load("meta-llama-3.1-8b"), plan, gpu("rtx-4090-24gb"))).fixes
+    at, change = next((at, change) for at, change in enumerate(fixes) if {"method", "seq"} == set(change.values))
+    page.wait_for_timeout(300)
+    page.get_by_role("button", name="Apply").nth(at).click()
+    expect(verdict(page)).to_contain_text("Training fits")
+    settled(page)
+    expect(page.get_by_role("spinbutton", name="Sequence (tokens)")).to_have_value(f"{change.values['seq']}")
+    unfold(page.get_by_test_id("stSidebar").get_by_text("Method", exact=True).first)
+    expect(page.get_by_role("combobox", name="Method")).to_have_value(change.values["method"])
+    assert {f"{name}={value}" for name, value in change.values.items()} < set(page.url.partition("?")[2].split("&"))
+
+
 def test_a_change_of_the_second_scenario_leaves_the_first_as_it_is(page: Page, server: Server):
     open_page(page, f"{server.url}/training?compare=true&b_micro_batch=8")
     expect(verdict(page).nth(0)).to_contain_text("Training fits")
