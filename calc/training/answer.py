@@ -26,7 +26,7 @@ from calc.training.quantised import NOTES as QUANTISED
 from calc.training.quantised import loading
 from calc.training.recipes import OPTIMIZERS, RECIPES
 from calc.training.rules import check
-from calc.training.stages import stages
+from calc.training.stages import must_be_modelled, stages
 from calc.training.tensors import idle_towers
 from calc.training.torchtitan_stage import torchtitan_notes
 
@@ -117,6 +117,11 @@ class TrainingAnswer:
     def fits(self) -> bool | None:
         """Whether all of it fits in what the driver shows; None without a GPU."""
         return None if self.gpu_memory_bytes is None else self.driver_bytes <= self.gpu_memory_bytes
+
+    @property
+    def fits_at_most(self) -> bool | None:
+        """Whether it fits with `driver_upper_bytes` too; None without a GPU."""
+        return None if self.gpu_memory_bytes is None else self.driver_upper_bytes <= self.gpu_memory_bytes
 
     @property
     def headroom_bytes(self) -> int | None:
@@ -232,5 +237,6 @@ def _scoring(plan: TrainingPlan) -> Iterator[str]:
 def train(spec: ModelSpec, plan: TrainingPlan, gpu: Gpu | None = None) -> TrainingAnswer:
     """Memory of one training step of a model under a plan. InputError when the layout does not fit the model."""
     spec.must_read_text()
+    must_be_modelled(spec)
     check(plan, spec)
     return TrainingAnswer(spec, plan, gpu, tuple(stage_memory(plan, spec, stage) for stage in stages(plan, spec)))

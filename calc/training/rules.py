@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from calc.errors import InputError
@@ -11,7 +12,7 @@ from calc.model.mixers import Attention, CompressedAttention, LatentAttention, R
 from calc.model.spec import ModelSpec
 from calc.parameters import lora_parameters
 from calc.training.liger import PATCHES
-from calc.training.tensors import has_peft_targets
+from calc.training.tensors import Lora, has_peft_targets, model_tensors
 
 if TYPE_CHECKING:
     from calc.training.plan import TrainingPlan
@@ -218,15 +219,8 @@ def check(plan: TrainingPlan, spec: ModelSpec) -> None:
             f"its rollout is modelled for keys and values of the whole sequence, which {spec.name} does not keep",
         )
     experts = any(isinstance(kind.feed_forward, MoE) for kind in spec.layers.kinds)
-    stacked = experts and spec.architecture not in _PUBLISHED_STACKED
-    if (
-        stacked and plan.lora and plan.lora.targets == ("all-linear",)
-    ):  # adapters of rank r · E on the stacked weights (peft 0.21)
-        raise InputError(
-            f"lora_targets: with 'all-linear' peft adapts the experts of {spec.name} too, which is not modelled; "
-            "name the modules, such as q_proj,v_proj",
-            "lora_targets",
-        )
+    if plan.lora:
+        _check_targets(plan.lora, spec)
     if plan.ep > 1 and not experts:
         raise InputError.of("ep", plan.ep, f"{spec.name} has no experts, so it must be 1")
     if plan.method == "qlora" and any(
@@ -235,13 +229,47 @@ def check(plan: TrainingPlan, spec: ModelSpec) -> None:
         raise InputError.of(
             "method", "qlora", f"it is not modelled for the recurrent or compressed layers of {spec.name}"
         )
-    if plan.lora and not plan.lora.targets and not has_peft_targets(spec):
-        raise InputError(
-            f"lora_targets: left out, and peft's own choice names no linear layer of {spec.name}; name the modules",
+
+
+def _check_targets(lora: Lora, spec: ModelSpec) -> None:
+    """InputError where the targets name no linear layer, or where peft adapts what the step's ledger does not hold adapters of."""
+    if not lora.targets:
+        if not has_peft_targets(spec):
+            raise InputError(
+                f"lora_targets: left out, and peft's own choice names no linear layer of {spec.name}; name the modules",
+                "lora_targets",
+            )
+        return
+    everything = lora.targets == ("all-linear",)
+    if "all-linear" in lora.targets and not everything:
+        raise InputError.of("lora_targets", ",".join(lora.targets), "'all-linear' stands alone, without other names")
+    experts = any(isinstance(kind.feed_forward, MoE) for kind in spec.layers.kinds)
+    if everything and experts and spec.architecture not in _PUBLISHED_STACKED:
+        raise InputError(  # adapters of rank r · E on the stacked weights (peft 0.21)
+            f"lora_targets: with 'all-linear' peft adapts the experts of {spec.name} too, which is not modelled; "
+            "name the modules, such as q_proj,v_proj",
             "lora_targets",
         )
-    if plan.lora_targets not in ((), ("all-linear",)):
-        lora_parameters(spec, plan.lora_rank, ",".join(plan.lora_targets))  # refuses a name that no linear layer has
+    if everything:
+        return
+    names = ",".join(lora.targets)
+    lora_parameters(spec, lora.rank, names)  # refuses a name that no linear layer has
+    if experts and _adapters_of_layers(lora, spec) != lora_parameters(
+        replace(spec, towers=(), other=()), lora.rank, names
+    ):
+        raise InputError.of(
+            "lora_targets",
+            names,
+            f"what peft adapts in {spec.name} by these names, such as its experts, is not modelled; "
+            "name attention modules such as q_proj,v_proj",
+        )
+
+
+def _adapters_of_layers(lora: Lora, spec: ModelSpec) -> int:
+    """Elements of the adapters A and B that the step's ledger holds."""
+    kinds = model_tensors(spec, 1, 1, replace(lora, magnitude=False)).kinds
+    held = [sum(tensor.elements for tensor in kind.tensors if tensor.adapter) for kind in kinds]
+    return sum(size * count for size, count in zip(held, spec.layers.counts, strict=True))
 
 
 def _generates_plainly(mixer: object, seq: int) -> bool:

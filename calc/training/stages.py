@@ -36,17 +36,22 @@ def _shape(schedule: str) -> str:
     return "v" if SCHEDULES[schedule].chunks == "two" else "loop"
 
 
-def stages(plan: TrainingPlan, spec: ModelSpec) -> tuple[Stage, ...]:
-    """Every rank of the pipeline. Layers are dealt out evenly, the first parts one longer where they do not divide.
-
-    InputError for layers whose training is not modelled.
-    """
+def must_be_modelled(spec: ModelSpec) -> None:
+    """InputError for layers whose training is not modelled."""
     if any(kind.reused or kind.second or getattr(kind.mixer, "routed", False) for kind in spec.layers.kinds):
         raise InputError(
             f"model: layers of {spec.name} share weights, hold two mixers or route attention: their training is not modelled; "
             "python -m measure trace runs the real step",
             "model",
         )
+
+
+def stages(plan: TrainingPlan, spec: ModelSpec) -> tuple[Stage, ...]:
+    """Every rank of the pipeline. Layers are dealt out evenly, the first parts one longer where they do not divide.
+
+    InputError for layers whose training is not modelled.
+    """
+    must_be_modelled(spec)
     pattern = spec.layers.pattern
     p, v = plan.pp, plan.virtual_stages
     if p == 1:

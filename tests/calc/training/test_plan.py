@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from calc.errors import InputError, validated
+from calc.model.config import from_config
+from calc.parameters import lora_parameters
 from calc.training import TrainingPlan, train
 from tests.calc.training.models import model
 
@@ -63,6 +65,49 @@ def test_adapters_need_names_where_peft_has_no_choice_of_its_own():
     with pytest.raises(InputError, match="names no linear layer of mamba-370m-hf"):
         train(model("mamba-370m-hf"), TrainingPlan(method="lora"))
     assert train(model("mamba-370m-hf"), TrainingPlan(method="lora", lora_targets=("x_proj",))).breakdown.total
+
+
+@pytest.mark.parametrize(
+    ("name", "targets"),
+    [
+        ("qwen3-30b-a3b", "gate_proj,up_proj,down_proj"),
+        ("qwen3-30b-a3b", "q_proj,down_proj"),
+        ("mixtral-8x7b-v0.1", "w1,w3,w2"),
+        ("mixtral-8x7b-v0.1", "gate"),
+        ("deepseek-v3", "down_proj"),  # peft takes the stacked experts by this name, and the ledger the dense layers
+    ],
+)
+def test_adapters_on_stacked_experts_are_refused_not_dropped(name, targets):
+    with pytest.raises(InputError, match="is not modelled; name attention modules such as q_proj,v_proj"):
+        train(model(name), validated(TrainingPlan, {"method": "lora", "lora_targets": targets}))
+
+
+@pytest.mark.parametrize(
+    ("name", "targets"),
+    [
+        ("qwen3-30b-a3b", "q_proj,v_proj"),
+        ("deepseek-v3", "kv_a_proj_with_mqa"),
+        ("gpt-oss-20b", "q_proj,k_proj"),
+        ("llama-2-7b", "gate_proj,up_proj,down_proj"),
+    ],
+)
+def test_the_adapters_that_train_are_those_that_the_model_counts(name, targets):
+    plan = validated(TrainingPlan, {"method": "lora", "lora_targets": targets, "seq": 128, "optimizer": "sgd"})
+    assert train(model(name), plan).gradients_bytes == 4 * lora_parameters(model(name), 8, targets)
+
+
+def test_all_linear_stands_alone():
+    with pytest.raises(InputError, match="'all-linear' stands alone"):
+        train(model("llama-2-7b"), TrainingPlan(method="lora", lora_targets=("all-linear", "q_proj")))
+
+
+@pytest.mark.parametrize("targets", [(), ("all-linear",), ("q_proj", "v_proj")])
+def test_a_model_whose_training_is_not_modelled_is_told_so_before_its_targets(targets):
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_key_value_heads": 2, "kv_channels": 16, "vocab_size": 100}
+    experts = {"num_experts_per_tok": 2, "num_local_experts": 4, "intermediate_size": 32}
+    spec = from_config({"architectures": ["JetMoeForCausalLM"], **sizes, **experts}, "jetmoe")
+    with pytest.raises(InputError, match="their training is not modelled"):
+        train(spec, TrainingPlan(method="lora", lora_targets=targets))
 
 
 def test_lora_targets_are_read_with_commas():
