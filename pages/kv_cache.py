@@ -3,7 +3,7 @@
 from calc.serving import ServingAnswer, ServingPlan
 from pages.ui import charts
 from pages.ui.page import Question, show
-from pages.ui.views import Metric, Numbers, Verdict, parts_below
+from pages.ui.views import Metric, Numbers, Verdict, in_blocks, parts_below
 
 TITLE, ICON = "KV cache", ":material/database:"
 PLANS = (ServingPlan,)
@@ -35,12 +35,13 @@ def headline(answer: ServingAnswer, numbers: Numbers) -> list[Metric]:
             "Weights", numbers.show(answer.weights_bytes), f"{answer.weights_bytes:,} bytes, as {answer.plan.weights}"
         ),
         Metric("Room for cache", numbers.show(room.budget), "What weights and activations leave of the GPU's share"),
+        Metric("Tokens that fit", numbers.count(room.tokens), in_blocks(answer, numbers)),
         Metric(
-            "Tokens that fit",
-            numbers.count(room.tokens),
-            f"In {numbers.count(room.blocks)} blocks of {answer.plan.block_size:,} tokens",
+            "Sequences that fit",
+            numbers.count(room.sequences),
+            f"Whole ones of {answer.plan.context:,} tokens; {numbers.exact(room.concurrency)} before rounding down. "
+            f"With the activations of {answer.plan.concurrency:,} at once",
         ),
-        Metric("Sequences that fit", numbers.count(room.concurrency), f"Of {answer.plan.context:,} tokens each"),
         Metric(
             "Beside MHA",
             numbers.ratio(answer.mha_ratio),

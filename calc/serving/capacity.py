@@ -29,6 +29,11 @@ class Capacity:
     request_blocks: int | None = None
     block_size: int | None = None
 
+    @property
+    def sequences(self) -> int | None:
+        """Whole sequences of the plan's context."""
+        return None if self.concurrency is None else int(self.concurrency)
+
 
 def budget_of(plan: ServingPlan, gpu: Gpu | None, load: Load) -> int | None:
     """memory x utilisation - weights - activations, or what the plan states; below zero when the weights alone are too much."""

@@ -12,6 +12,7 @@ import streamlit as st
 from calc.breakdown import Breakdown, Component, Formula, Row
 from calc.commands import Answer
 from calc.pipeline import ClosedForm
+from calc.serving import ServingAnswer
 from calc.training import TrainingAnswer
 from calc.training.alive import components
 from calc.units import show_bytes_decimal, show_value
@@ -29,11 +30,12 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether it fits (None: unknown), what, and by how much."""
+    """Whether it fits (None: unknown), what, and by how much; and where it fits, what may yet make it not fit."""
 
     fits: bool | None
     what: str
     why: str
+    doubt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,10 @@ class Numbers:
             return f"< 0.001{unit}"
         return f"{value:,.0f}{unit}" if value >= 1000 else f"{value:.3g}{unit}"
 
+    def exact(self, value: float | None) -> str:
+        """A number with all the digits that tell it from a whole one."""
+        return "unknown" if value is None else f"{value:,.10g}"
+
     def percent(self, value: float | None) -> str:
         """A ratio."""
         return "unknown" if value is None else f"{value:.1%}"
@@ -81,6 +87,8 @@ _SAID = {
 def verdict(found: Verdict) -> None:
     """Fits or does not, in one line."""
     box, said = _SAID[found.fits]
+    if found.fits and found.doubt:
+        box, said = st.warning, f"{said}, {found.doubt}"
     box(f"**{found.what} {said}**: {found.why}")
 
 
@@ -237,6 +245,17 @@ def values_at(breakdown: Breakdown, paths: Sequence[str]) -> list[tuple[str, flo
 def parts_below(breakdown: Breakdown) -> list[tuple[str, float]]:
     """The parts right below the whole."""
     return [(spaced(part.name), part.total) for part in breakdown.root.children]
+
+
+def in_blocks(answer: ServingAnswer, numbers: Numbers) -> str:
+    """How the tokens that fit lie in the cache's blocks."""
+    room, context = answer.capacity, f"{answer.plan.context:,} tokens"
+    if room.blocks is None:
+        return f"Sequences of {context} that fill the room to its last byte; no blocks are counted"
+    if room.request_blocks:
+        return f"Sequences of {context}; each takes {room.request_blocks:,} of the pool's {room.blocks:,} blocks"
+    block = answer.plan.block_size
+    return f"To the last byte of the room. Its {room.blocks:,} whole blocks of {block:,} tokens hold {room.blocks * block:,}"
 
 
 _BESIDE = {"context": "CUDA context", "nccl": "NCCL", "workspace": "workspace", "fragmentation": "fragmentation"}
