@@ -114,7 +114,7 @@ def alive_at(block: Block, sizes: Sizes, phase: str, accumulating: bool) -> tupl
         total += size[event]
         if total > best:
             best, found = total, tuple(alive)
-        if accumulating and block.storages[event].weight:
+        if accumulating and phase == "backward" and block.storages[event].weight:
             del alive[event]
             total -= size[event]
     return tuple(block.storages[number] for number in found)

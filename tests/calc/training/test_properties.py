@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,7 +10,8 @@ from calc.training import TrainingPlan, train
 from tests.calc.training.models import model
 
 MODELS = st.sampled_from(["llama-2-7b", "meta-llama-3-8b", "qwen3-8b", "mixtral-8x7b-v0.1", "gpt2", "olmo-2-1124-7b"])
-RECIPES = st.sampled_from(["pure-bf16", "amp", "fp32", "mixed-16", "megatron-bf16", "megatron-fp16", "fsdp-bf16"])
+NAMED = ["pure-bf16", "amp", "fp32", "mixed-16", "megatron-bf16", "megatron-fp16", "fsdp-bf16"]
+RECIPES = st.sampled_from(NAMED)
 IMPLEMENTATIONS = st.sampled_from(["hf", "fused", "paper"])
 SEQ = st.sampled_from([512, 1024])
 DEGREES = [1, 2, 4, 8]
@@ -144,3 +146,20 @@ def test_ledger_activations_are_proportional_to_the_batch(name, implementation, 
         for size in (1, batch)
     )
     assert many == batch * one
+
+
+@pytest.mark.parametrize("recipe", NAMED)
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("global_batch", [2, 8])
+@pytest.mark.parametrize(
+    ("implementation", "loss"), [("liger", "fused"), ("liger", "full"), ("hf", "fused"), ("hf", "chunked")]
+)
+def test_leaves_sum_to_the_peak_whatever_makes_the_loss_and_holds_the_gradients(
+    implementation, loss, global_batch, optimizer, recipe
+):
+    values = {"implementation": implementation, "loss": loss, "optimizer": optimizer, "recipe": recipe}
+    for zero in (0, 2, 3):
+        plan = TrainingPlan(seq=4096, dp=2, zero=zero, global_batch=global_batch, **values)
+        for name in ("llama-2-7b", "qwen3-0.6b"):
+            answer = train(model(name), plan)
+            assert answer.breakdown.total == answer.peak_bytes
