@@ -13,7 +13,9 @@ def verdict(answer: TrainingAnswer, numbers: Numbers) -> Verdict:
     needs, has = numbers.show(answer.driver_bytes), numbers.show(answer.gpu_memory_bytes)
     beyond = answer.spec.beyond_positions("sequence", answer.plan.seq)
     said = [f"needs {needs} of {has} per GPU", numbers.room(answer.headroom_bytes), *beyond]
-    return Verdict(answer.fits, "Training", "; ".join(filter(None, said)))
+    most = numbers.show(answer.driver_upper_bytes)
+    doubt = "" if answer.fits_at_most else f"but not with the highest overheads that were reported ({most})"
+    return Verdict(answer.fits, "Training", "; ".join(filter(None, said)), doubt)
 
 
 def headline(answer: TrainingAnswer, numbers: Numbers) -> list[Metric]:

@@ -56,6 +56,7 @@ def test_a_change_of_the_page_and_of_the_sidebar_at_once_is_applied_whole(page: 
     page.wait_for_timeout(300)
     page.get_by_role("button", name="Apply").nth(at).click()
     expect(verdict(page)).to_contain_text("Training fits")
+    expect(verdict(page)).to_contain_text("fits, but not with the highest overheads that were reported (26.27 GiB)")
     settled(page)
     expect(page.get_by_role("spinbutton", name="Sequence (tokens)")).to_have_value(f"{change.values['seq']}")
     unfold(page.get_by_test_id("stSidebar").get_by_text("Method", exact=True).first)
