@@ -12,6 +12,7 @@ GROUPS = {
     "Serving": ("concurrency", "weights", "kv_dtype"),
     "Compute": ("gpus", "mfu"),
 }
+NOTES = {pipeline: "An example of stages and times, not this model's: set your own on the page."}
 
 
 def render() -> None:
@@ -19,6 +20,7 @@ def render() -> None:
         "Pick a model and a GPU in the sidebar, and the layout in its options. The pages behind the cards ask for everything else.",
         GROUPS,
         PAGES,
+        NOTES,
     )
 
 

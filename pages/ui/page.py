@@ -147,36 +147,54 @@ def _title(side: Side, with_gpu: bool) -> str:
     return f"{model} on {gpu}" if with_gpu else model
 
 
-def overview(intro: str, groups: Groups, pages: Sequence[ModuleType]) -> None:
-    """The questions of several pages at a glance: the first figures of each, and a link that takes the scenario there."""
+def overview(intro: str, groups: Groups, pages: Sequence[ModuleType], notes: Mapping[ModuleType, str]) -> None:
+    """The questions of several pages at a glance: the first figures of each, and a link that takes the scenario there.
+
+    `notes` says what a page's figures are where they are not the scenario's own.
+    """
     st.markdown(intro)
     fields = fields_of([COMMANDS[page.QUESTION.command].plan for page in pages])
     named = {name: fields[name] for names in groups.values() for name in names}
-    _glance(groups, pages, named, _options(named, groups))
+    _glance(groups, pages, notes, named, _options(named, groups))
 
 
 @st.fragment
-def _glance(groups: Groups, pages: Sequence[ModuleType], asked: Fields, options: Options) -> None:
+def _glance(
+    groups: Groups, pages: Sequence[ModuleType], notes: Mapping[ModuleType, str], asked: Fields, options: Options
+) -> None:
     _side_by_side(
-        lambda side: _cards(side, pages, {**options[side.prefix], **ask_open(asked, groups, side.prefix)}, asked)
+        lambda side: _cards(side, pages, notes, {**options[side.prefix], **ask_open(asked, groups, side.prefix)}, asked)
     )
     share.link(_asked(asked))
 
 
-def _cards(side: Side, pages: Sequence[ModuleType], values: Mapping[str, Any], asked: Fields) -> None:
+def _cards(
+    side: Side,
+    pages: Sequence[ModuleType],
+    notes: Mapping[ModuleType, str],
+    values: Mapping[str, Any],
+    asked: Fields,
+) -> None:
+    """A card for each page; what several of them complain of is said by the first."""
     st.markdown(f"##### {_title(side, with_gpu=True)}")
-    numbers = Numbers(scenario.view().units)
+    said: set[str] = set()
     for page in pages:
-        question: Question = page.QUESTION
-        plan = COMMANDS[question.command].plan
+        plan = COMMANDS[page.QUESTION.command].plan
         carried = {name: field for name, field in plan.model_fields.items() if means_the_same(name, field, asked)}
-        with st.container(border=True), complaints():
+        with st.container(border=True), complaints(said):
             st.page_link(page_of(page), label=f"**{page.TITLE}** →", query_params=share.changed(_asked(carried)))
-            filled, notes = question.with_measured(side, validated(plan, {name: values[name] for name in carried}))
-            answer = question.ask(side, filled)
-            _verdict(question, answer, numbers)
-            views.headline(question.headline(answer, numbers)[:_FIGURES], in_card=True)
-            views.calibration(notes)
+            if page in notes:
+                st.caption(notes[page])
+            _card(page.QUESTION, side, validated(plan, {name: values[name] for name in carried}))
+
+
+def _card(question: Question, side: Side, plan: BaseModel) -> None:
+    numbers = Numbers(scenario.view().units)
+    filled, notes = question.with_measured(side, plan)
+    answer = question.ask(side, filled)
+    _verdict(question, answer, numbers)
+    views.headline(question.headline(answer, numbers)[:_FIGURES], in_card=True)
+    views.calibration(notes)
 
 
 def page_of(page: ModuleType, default: bool = False) -> Page:
@@ -186,11 +204,18 @@ def page_of(page: ModuleType, default: bool = False) -> Page:
 
 
 @contextmanager
-def complaints() -> Iterator[None]:
-    """Bad input ends this part of the page with one message; the rest, and every widget's value, stays."""
+def complaints(said: set[str] | None = None) -> Iterator[None]:
+    """Bad input ends this part of the page with one message; the rest, and every widget's value, stays.
+
+    `said` gathers the messages of several parts: each is shown once, and the later parts refer to it.
+    """
+    said = set() if said is None else said
     try:
         yield
-    except Missing as error:
-        st.info(plain(str(error)))
     except InputError as error:
-        st.error(plain(str(error)))
+        message = str(error)
+        if message in said:
+            st.caption("No answer, for the reason given above.")
+        else:
+            said.add(message)
+            (st.info if isinstance(error, Missing) else st.error)(plain(message))

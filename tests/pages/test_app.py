@@ -327,3 +327,14 @@ def test_every_page_asks_nothing_of_other_hosts_and_memory_stays_small(browser: 
     assert "libtorch" not in server.maps()
     assert server.rss_bytes() < 300 * 2**20
     context.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "said"), [("model=custom", "A config.json does not fit in a link"), ("tp=7", "tp (7) must divide")]
+)
+def test_what_several_cards_complain_of_is_said_once(url: str, said: str, page: Page, server: Server):
+    open_page(page, f"{server.url}/?{url}")
+    expect(page.get_by_test_id("stAlert")).to_have_count(1)
+    expect(page.get_by_test_id("stAlert")).to_contain_text(said)
+    expect(page.get_by_text("No answer, for the reason given above.").first).to_be_visible()
+    expect(page.get_by_text("An example of stages and times, not this model's")).to_be_visible()
