@@ -126,6 +126,13 @@ class ModelSpec:
     def num_hidden_layers(self) -> int:
         return len(self.layers)
 
+    @property
+    def generates(self) -> bool:
+        """Whether it makes text token by token: it has a head, and each token reads only those before it."""
+        return self.has_head and all(
+            getattr(mixer, "causal", True) for kind in self.layers.kinds for mixer in kind.mixers
+        )
+
     def refuse_stages(self, pp: int) -> None:
         """InputError where a pipeline would part layers from weights that they share."""
         if pp > 1 and any(kind.reused for kind in self.layers.kinds):

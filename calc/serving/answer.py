@@ -101,7 +101,8 @@ def serve(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None = None) -> Serving
     most = max(stages, key=lambda load: load.total(plan.concurrency))
     capacity = ENGINES[plan.engine](plan, gpu, cache, stages)
     block = capacity.block_size or plan.block_size
-    blocks = ceil_div(plan.context, block)
+    cached = plan.context if spec.generates else 0
+    blocks = ceil_div(cached, block)
     pace = speed(spec, plan, gpu, stored, cache)
     return ServingAnswer(
         spec=spec,
@@ -116,9 +117,9 @@ def serve(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None = None) -> Serving
         kv_bytes=plan.concurrency * most.sequence,
         activation_bytes=most.activation_bytes,
         blocks_per_sequence=capacity.request_blocks or blocks,
-        wasted_slots=blocks * block - plan.context,
-        mha_ratio=mha_ratio(spec),
-        saved_flops_per_step=plan.concurrency * saved_flops(spec, plan.context),
+        wasted_slots=blocks * block - cached,
+        mha_ratio=mha_ratio(spec) if spec.generates else None,
+        saved_flops_per_step=plan.concurrency * saved_flops(spec, cached),
         capacity=capacity,
         speed=pace,
         notes=tuple(_notes(spec, plan, gpu, pace)),
@@ -170,6 +171,12 @@ def saved_flops(spec: ModelSpec, tokens: int) -> int:
 def _notes(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, pace: Speed) -> list[str]:
     """What the reader must know about the figures."""
     notes = list(pace.notes)
+    if not spec.generates:
+        notes.append(
+            f"{spec.architecture} is an encoder and generates nothing: no cache, and no tokens a second; "
+            "ttft_s is one pass over the prompt"
+        )
+        notes += [f"of {tower.name} the weights alone are counted: the pass is that of the text" for tower in spec.towers]
     if gpu is None:
         notes.append("no GPU chosen: what fits, and how fast, is left out")
     elif gpu.memory_bytes is None:

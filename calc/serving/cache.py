@@ -65,7 +65,10 @@ class Kept:
 def kept_tensors(
     spec: ModelSpec, tp: int, keep_window: int, keep_sinks: int, packed: bool
 ) -> tuple[tuple[Kept, ...], ...]:
-    """What each kind of layer keeps on one of `tp` ranks; `packed`: latents and index keys in vLLM's fp8_ds_mla layout."""
+    """What each kind of layer keeps on one of `tp` ranks; `packed`: latents and index keys in vLLM's fp8_ds_mla layout. An
+    encoder keeps nothing: it generates nothing."""
+    if not spec.generates:
+        return ((),) * len(spec.layers.kinds)
     kinds = (tuple(_kept(spec, kind, tp, keep_window, keep_sinks)) for kind in spec.layers.kinds)
     return tuple(tuple(_packed(kept) for kept in kind) if packed else kind for kind in kinds)
 

@@ -16,7 +16,8 @@ from calc.serving.weights import StoredWeights
 class Speed:
     """Seconds to the first token and for each further one, tokens/s of all sequences, and what bounds decode.
 
-    A roofline: no communication, no kernel launches, no scheduling. None where a fact of the GPU is missing.
+    A roofline: no communication, no kernel launches, no scheduling. None where a fact of the GPU is missing,
+    and but for the first for an encoder, which generates nothing.
     """
 
     ttft_s: float | None
@@ -51,6 +52,8 @@ def speed(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, stored: StoredWei
         return Speed(None, None, None, None, read, kv, tuple(notes))
     everything = decode_weights(spec, stored, plan.prompt_tokens)
     ttft = max(prefill_flops(spec, plan.prompt_tokens) / rate, everything / bandwidth)
+    if not spec.generates:
+        return Speed(ttft, None, None, None, read, kv, tuple(notes))
     compute = plan.concurrency * token_flops(spec, length, False).forward / rate
     memory = (read + kv) / bandwidth
     tpot = max(compute, memory)

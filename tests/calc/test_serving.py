@@ -215,6 +215,32 @@ def test_tokens_held_is_the_largest_number_that_fits(name, batch, mib):
     assert cache.pool_bytes(counts, held + 1, batch) > budget
 
 
+@pytest.mark.parametrize("name", ["clip-vit-large-patch14", "snowflake-arctic-embed-m"])
+def test_an_encoder_has_neither_a_cache_nor_a_speed_of_generation_and_says_why(name):
+    answer = serve(load(name), ServingPlan(), H100)
+    given = answer.as_json()
+    nothing = (
+        "kv_bytes_per_token",
+        "kv_fixed_bytes",
+        "kv_bytes",
+        "kv_read_bytes",
+        "blocks_per_sequence",
+        "wasted_slots",
+    )
+    assert [given[key] for key in (*nothing, "saved_flops_per_step")] == [0] * 7
+    unknown = ("kv_blocks", "kv_tokens", "max_concurrency", "mha_ratio", "tpot_s", "tokens_per_s", "bound")
+    assert [given[key] for key in unknown] == [None] * 7
+    assert given["fits"] is True
+    assert given["ttft_s"] > 0
+    assert any("generates nothing" in note for note in answer.notes)
+    assert any("vision" in note for note in answer.notes) is ("clip" in name)
+
+
+def test_only_encoders_generate_nothing():
+    silent = [name for name in catalogue() if not load(name).generates]
+    assert silent == ["clip-vit-large-patch14", "snowflake-arctic-embed-m"]
+
+
 BAD = [
     ({"context": 0}, "context"),
     ({"kv_dtype": "int3"}, "kv_dtype"),
