@@ -19,7 +19,7 @@ Schedule = Literal[
 ]  # fmt: skip
 
 # What the flags allow and no ledger knows yet: refused by name, never ignored.
-_NOT_MODELLED = {
+NOT_MODELLED = {
     "objective": {"ppo"},
 }
 
@@ -118,7 +118,7 @@ class TrainingPlan(BaseModel):
 
     @model_validator(mode="after")
     def _rules(self) -> Self:
-        for field, names in _NOT_MODELLED.items():
+        for field, names in NOT_MODELLED.items():
             if getattr(self, field) in names:
                 raise ValueError(f"{field}: {getattr(self, field)!r} is not modelled yet")
         for problem in broken(self):

@@ -23,7 +23,7 @@ _AUTO, _ON, _OFF = "auto", "on", "off"
 _SWITCH = {_AUTO: None, _ON: True, _OFF: False}
 _PUT = "widgets were put"
 _LARGEST = 2**53 - 1  # what a browser's number holds exactly
-_WIDTH = 171  # pixels of one widget; a row holds as many as fit
+_WIDTH, _WIDE = 171, 222  # pixels of one widget; a row holds as many as fit
 
 
 def ask_plan(plan: type[BaseModel], groups: Groups, prefix: str = "") -> BaseModel:
@@ -144,7 +144,7 @@ def ask(name: str, field: FieldInfo, prefix: str = "", width: int | Literal["str
         "key": key,
         "help": field.description,
         "bind": "query-params",
-        "width": width,
+        "width": _WIDE if look.wide and width == _WIDTH else width,
     }
     default = field.get_default(call_default_factory=True)
     if key in st.session_state and key not in st.query_params:
@@ -197,17 +197,21 @@ def _ask_text(shared: dict[str, Any], field: FieldInfo, default: Any, look: Look
 
 
 def _ask_slider(shared: dict[str, Any], field: FieldInfo, default: Any, look: Look) -> Any:
-    """A number with a slider under it: exact where it is typed, quick where it is slid. Only the number is in the URL."""
+    """A number with a slider under it: exact where it is typed, quick where it is slid. Only the number is in the URL.
+
+    A number between the stops is a stop of its own, so that both say the same.
+    """
     key = shared["key"]
     slider = f"{key} slider"
     with st.container(width=shared["width"], gap="xsmall"):
         value = _ask_number(shared | {"width": "stretch"}, field, default, look)
-        st.session_state[slider] = max((stop for stop in look.stops if value and stop <= value), default=look.stops[0])
+        stops = sorted({*look.stops, value})
+        st.session_state[slider] = value
         st.select_slider(
             shared["label"],
-            look.stops,
+            stops,
             key=slider,
-            format_func=lambda stop: show_count(stop, 0) if stop >= 10**6 else f"{stop:,}",
+            format_func=lambda stop: show_count(stop, 0) if stop >= 10**6 and stop in look.stops else f"{stop:,}",
             label_visibility="collapsed",
             on_change=_slide,
             args=(slider, key),

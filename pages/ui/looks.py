@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from calc.catalogue import catalogue
+from calc.commands import choices
 from calc.hardware import gpus
 from calc.pipeline import SCHEDULES
+from calc.training import TrainingPlan
+from calc.training.plan import NOT_MODELLED
 
 CUSTOM = "custom"  # a model whose config the user gives; a GPU described by its figures alone
 HUB = "hugging-face"  # a model that the Hub has, by its id
@@ -14,20 +17,26 @@ HUB = "hugging-face"  # a model that the Hub has, by its id
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A field's label, the stops of its slider (none: no slider), its choices where the plan takes any text, its step, what
-    its empty box shows."""
+    """A field's label, the stops of its slider (none: no slider), its choices where they are not the plan's, its step, what
+    its empty box shows, whether its numbers are long."""
 
     label: str = ""
     stops: tuple[int, ...] = ()
     choices: tuple[str, ...] = ()
     step: float = 0
     placeholder: str = "auto"
+    wide: bool = False
 
 
 def _doubling(low: int, high: int) -> tuple[int, ...]:
     """Powers of two and the halves between them, low to high: small steps where numbers are small."""
     powers = [low << place for place in range((high // low).bit_length())]
     return tuple(sorted({stop for power in powers for stop in (power, power * 3 // 2) if stop <= high}))
+
+
+def _modelled(name: str) -> tuple[str, ...]:
+    """The choices of the training plan's field that an answer knows."""
+    return tuple(each for each in choices(TrainingPlan.model_fields[name]) if each not in NOT_MODELLED[name])
 
 
 _SEQUENCE = _doubling(128, 2**20)
@@ -77,6 +86,7 @@ LOOKS = {
     "kv_memory_gib": Look("Cache given (GiB)", step=1),
     "prompt": Look("Prompt (tokens)"),
     "prompt_tokens": Look("Prompt (tokens)", _SEQUENCE),
+    "objective": Look("Objective", choices=_modelled("objective")),
     "reference": Look("Reference model"),
     "output": Look("Output (tokens)"),
     "keep_window": Look("Window kept (tokens)"),
@@ -85,7 +95,7 @@ LOOKS = {
     "bandwidth_efficiency": Look("Decode efficiency", step=0.05),
     "stages": Look("Stages (ranks)", tuple(range(1, 33))),
     "microbatches": Look("Micro-batches", _doubling(1, 256)),
-    "tokens": Look("Tokens to train on", _TOKENS, step=10**9),
+    "tokens": Look("Tokens to train on", _TOKENS, step=10**9, wide=True),
     "gpus": Look("GPUs", _doubling(1, 2**17)),
     "mfu": Look("MFU", step=0.01),
     "dtype": Look("Precision"),

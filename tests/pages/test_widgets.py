@@ -63,10 +63,18 @@ def test_a_slider_sets_the_number_beside_it():
     assert test.number_input(key="seq").value == 8192
 
 
-def test_a_number_between_the_sliders_stops_stays_exact():
-    test = run_form(seq="5000")
-    assert test.number_input(key="seq").value == 5000
-    assert test.select_slider(key="seq slider").value == 4096
+@pytest.mark.parametrize("seq", [1, 5000])
+def test_a_number_that_is_no_stop_of_the_slider_stays_exact_on_both(seq: int):
+    test = run_form(seq=str(seq))
+    assert test.number_input(key="seq").value == seq
+    assert test.select_slider(key="seq slider").value == seq
+    test.select_slider(key="seq slider").set_value(8192).run()
+    assert test.number_input(key="seq").value == 8192
+    assert f"{seq:,}" not in test.select_slider(key="seq slider").options
+
+
+def test_what_is_not_modelled_is_not_offered():
+    assert set(run_form().selectbox(key="objective").options) == {"pretrain", "sft", "dpo", "grpo"}
 
 
 def test_a_broken_rule_is_one_message_and_every_widget_stays():
