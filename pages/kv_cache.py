@@ -3,16 +3,18 @@
 from calc.serving import ServingAnswer, ServingPlan
 from pages.ui import charts
 from pages.ui.page import Question, show
-from pages.ui.views import Metric, Numbers, Verdict, in_blocks, parts_below
+from pages.ui.views import Metric, Numbers, Verdict, in_blocks, need, parts_below, too_heavy
 
 TITLE, ICON = "KV cache", ":material/database:"
 PLANS = (ServingPlan,)
 
 
 def verdict(answer: ServingAnswer, numbers: Numbers) -> Verdict:
-    room, tokens = numbers.show(answer.capacity.budget), numbers.count(answer.capacity.tokens)
+    room = answer.capacity
     beyond = answer.spec.beyond_positions("context", answer.plan.context)
-    return Verdict(answer.capacity.fits, "Serving", "; ".join((f"room for {room} of cache, {tokens} tokens", *beyond)))
+    held = f"room for {numbers.show(room.budget)} of cache, {numbers.count(room.tokens)} tokens"
+    said = [too_heavy(answer, numbers), need(answer, numbers), numbers.room(room.headroom), held, *beyond]
+    return Verdict(room.fits, "Serving", "; ".join(filter(None, said)))
 
 
 def headline(answer: ServingAnswer, numbers: Numbers) -> list[Metric]:

@@ -18,7 +18,9 @@ class Capacity:
     """The cache's budget in bytes on the stage with the least room, and what it holds; None where the GPU's memory is unknown.
 
     `tokens` is None also when no layer's cache grows with the tokens; `concurrency` is sequences of the plan's context.
-    `request_blocks` is what one such sequence takes of `blocks`, and `block_size` the tokens of one, where the engine decides.
+    `limit` is what the plan may take, `headroom` what it leaves of that on the tightest stage, below zero where it does not fit;
+    of the cache alone where the plan states its room. `request_blocks` is what one such sequence takes of `blocks`, and
+    `block_size` the tokens of one, where the engine decides.
     """
 
     budget: int | None
@@ -26,8 +28,15 @@ class Capacity:
     tokens: int | None
     concurrency: float | None
     fits: bool | None
+    limit: int | None = None
+    headroom: int | None = None
     request_blocks: int | None = None
     block_size: int | None = None
+
+    @property
+    def needed(self) -> int | None:
+        """Bytes that the plan takes of `limit`."""
+        return None if self.limit is None or self.headroom is None else self.limit - self.headroom
 
     @property
     def sequences(self) -> int | None:
@@ -35,14 +44,21 @@ class Capacity:
         return None if self.concurrency is None else int(self.concurrency)
 
 
-def budget_of(plan: ServingPlan, gpu: Gpu | None, load: Load) -> int | None:
-    """memory x utilisation - weights - activations, or what the plan states; below zero when the weights alone are too much."""
+def limit_of(plan: ServingPlan, gpu: Gpu | None) -> int | None:
+    """memory x utilisation, or what the plan states for the cache alone."""
     if plan.kv_memory_gib:
         return int(Fraction(str(plan.kv_memory_gib)) * GiB)
     if gpu is None or gpu.memory_bytes is None:
         return None
-    allowed = int(Fraction(str(plan.gpu_memory_utilization)) * gpu.memory_bytes)
-    return allowed - load.weights - load.activation_bytes
+    return int(Fraction(str(plan.gpu_memory_utilization)) * gpu.memory_bytes)
+
+
+def budget_of(plan: ServingPlan, gpu: Gpu | None, load: Load) -> int | None:
+    """memory x utilisation - weights - activations, or what the plan states; below zero when the weights alone are too much."""
+    limit = limit_of(plan, gpu)
+    if limit is None or plan.kv_memory_gib:
+        return limit
+    return limit - load.weights - load.activation_bytes
 
 
 _LLAMA_CPP_KV = ("bf16", "fp16", "fp32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
@@ -66,10 +82,13 @@ def logical(plan: ServingPlan, gpu: Gpu | None, cache: Cache, loads: tuple[Load,
     held = [cache.tokens_held(counts, max(0, budget), plan.concurrency) for counts, budget in tightest.items()]
     tokens = min((count for count in held if count is not None), default=None)
     concurrency = min((max(0, budget) / load.sequence for load, budget in rooms if load.sequence), default=None)
+    left = min(budget - plan.concurrency * load.sequence for load, budget in rooms)
     return Capacity(
         max(0, min(budget for _, budget in rooms)),
         None if tokens is None else tokens // plan.block_size,
         tokens,
         concurrency,
-        all(plan.concurrency * load.sequence <= budget for load, budget in rooms) if gpu else None,
+        left >= 0 if gpu else None,
+        limit_of(plan, gpu),
+        left,
     )

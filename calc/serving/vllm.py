@@ -8,7 +8,7 @@ from calc.errors import InputError
 from calc.hardware import Gpu
 from calc.serving.activations import step_limits
 from calc.serving.cache import Cache, Kept
-from calc.serving.capacity import Capacity, budget_of
+from calc.serving.capacity import Capacity, budget_of, limit_of
 from calc.serving.plan import ServingPlan
 from calc.serving.stages import Load
 from calc.units import GiB, ceil_div
@@ -122,6 +122,7 @@ def vllm(plan: ServingPlan, gpu: Gpu | None, cache: Cache, loads: tuple[Load, ..
     if not rooms:
         return Capacity(None, None, None, None, None)
     budget, pool = min(rooms, key=lambda room: room[0] // room[1].block_bytes / room[1].request_blocks)
+    left = min(room - plan.concurrency * each.request_blocks * each.block_bytes for room, each in rooms)
     blocks = max(0, budget) // pool.block_bytes
     concurrency = blocks / pool.request_blocks
     return Capacity(
@@ -129,7 +130,9 @@ def vllm(plan: ServingPlan, gpu: Gpu | None, cache: Cache, loads: tuple[Load, ..
         blocks,
         blocks * plan.context // pool.request_blocks,
         concurrency,
-        (budget >= 0 and plan.concurrency <= concurrency) if gpu else None,
+        left >= 0 if gpu else None,
+        limit_of(plan, gpu),
+        left,
         pool.request_blocks,
         pool.block_size,
     )

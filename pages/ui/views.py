@@ -247,6 +247,25 @@ def parts_below(breakdown: Breakdown) -> list[tuple[str, float]]:
     return [(spaced(part.name), part.total) for part in breakdown.root.children]
 
 
+def need(answer: ServingAnswer, numbers: Numbers) -> str:
+    """What serving needs on the GPU with the least room, of what it may take."""
+    room, plan = answer.capacity, answer.plan
+    if room.limit is None:
+        return f"needs {numbers.show(answer.breakdown.total)} per GPU"
+    of = f"{numbers.show(room.needed)} of {numbers.show(room.limit)}"
+    if plan.kv_memory_gib:
+        return f"the cache needs {of} given to it"
+    return f"needs {of} per GPU ({numbers.percent(plan.gpu_memory_utilization)} of its memory)"
+
+
+def too_heavy(answer: ServingAnswer, numbers: Numbers) -> str:
+    """Where the weights alone are more than the GPU has; nothing where they are not."""
+    weights, memory = answer.weights_bytes, answer.gpu.memory_bytes if answer.gpu else None
+    if memory is None or weights <= memory:
+        return ""
+    return f"the weights alone take {numbers.show(weights)} of {numbers.show(memory)}"
+
+
 def in_blocks(answer: ServingAnswer, numbers: Numbers) -> str:
     """How the tokens that fit lie in the cache's blocks."""
     room, context = answer.capacity, f"{answer.plan.context:,} tokens"
