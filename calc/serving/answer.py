@@ -176,7 +176,9 @@ def _notes(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, pace: Speed) -> 
             f"{spec.architecture} is an encoder and generates nothing: no cache, and no tokens a second; "
             "ttft_s is one pass over the prompt"
         )
-        notes += [f"of {tower.name} the weights alone are counted: the pass is that of the text" for tower in spec.towers]
+        notes += [
+            f"of {tower.name} the weights alone are counted: the pass is that of the text" for tower in spec.towers
+        ]
     if gpu is None:
         notes.append("no GPU chosen: what fits, and how fast, is left out")
     elif gpu.memory_bytes is None:
