@@ -49,6 +49,27 @@ def headline(answer: ServingAnswer, numbers: Numbers) -> list[Metric]:
             numbers.ratio(answer.mha_ratio),
             "The cache with keys and values for every query head, over this one",
         ),
+        *_speed(answer, numbers),
+    ]
+
+
+def _speed(answer: ServingAnswer, numbers: Numbers) -> list[Metric]:
+    pace, at_once = answer.speed, f"{answer.plan.concurrency:,} sequences"
+    return [
+        Metric(
+            "First token (TTFT)",
+            numbers.show(pace.ttft_s, "seconds"),
+            f"Prefill of one prompt of {answer.plan.prompt_tokens:,} tokens; a roofline at the prefill and decode efficiency, "
+            "without queue or communication",
+        ),
+        Metric(
+            "Next token (TPOT)",
+            numbers.show(pace.tpot_s, "seconds"),
+            f"One decode step of {at_once}{f', bound by {pace.bound}' if pace.bound else ''}; the same roofline",
+        ),
+        Metric(
+            "Tokens a second", numbers.count(pace.tokens_per_s, " tok/s"), f"Of {at_once} together: sequences over TPOT"
+        ),
     ]
 
 

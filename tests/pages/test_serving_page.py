@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from calc.catalogue import load
-from calc.hardware import gpu
+from calc.hardware import custom_gpu, gpu
 from calc.serving import ServingAnswer, ServingPlan, serve
 from calc.units import ceil_div
 from pages.kv_cache import headline, verdict
 from pages.ui.views import Metric, Numbers
 
 NUMBERS = Numbers("GiB")
+SPEED = ("First token (TTFT)", "Next token (TPOT)", "Tokens a second")
 
 
 def served(model: str = "llama-2-7b", on: str = "h100-sxm-80gb", **plan: Any) -> ServingAnswer:
@@ -72,3 +73,11 @@ def test_room_that_the_plan_states_is_for_the_cache_alone():
     found = verdict(served(kv_memory_gib=10, concurrency=6), NUMBERS)
     assert not found.fits
     assert found.why.startswith("the cache needs 12.00 GiB of 10.00 GiB given to it; short by 2.00 GiB")
+
+
+def test_speed_is_shown_in_its_unit_and_unknown_where_the_gpu_gives_none():
+    known = cards(served(concurrency=30))
+    assert [known[label].value for label in SPEED] == ["58.09 ms", "23.18 ms", "1,294 tok/s"]
+    assert "bound by memory" in known["Next token (TPOT)"].help
+    bare = serve(load("llama-2-7b"), ServingPlan(), custom_gpu(memory_gib=80))
+    assert [cards(bare)[label].value for label in SPEED] == ["unknown"] * 3
