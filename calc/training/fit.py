@@ -48,7 +48,8 @@ class Move(NamedTuple):
         return {**self.also, self.field: value}
 
     def name(self, values: Values) -> str:
-        return self.said.format(values[self.field])
+        value = values[self.field]
+        return self.said.format(_WRITTEN.get(value, value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ class Change:
         }
 
 
+_WRITTEN: Final[dict[object, str]] = {"lora": "LoRA", "qlora": "QLoRA"}  # as their papers write them
 _SMALLER: Final = {  # optimizers that keep less, the nearest first
     "adamw": ("adamw-8bit", "adafactor", "sgd"),
     "paged-adamw": ("adamw-8bit", "adafactor", "sgd"),

@@ -93,7 +93,8 @@ def _under_way(asked: Asked, prefix: str) -> None:
 def _ended(known: Progress) -> None:
     """Prediction and trace of the peak by path; or why there is none."""
     if known.answer is None:
-        st.warning(plain(f"Trace {known.outcome}: {known.message}"), icon=":material/info:")
+        why = "" if known.message == known.outcome else f": {known.message}"
+        st.warning(plain(f"Trace {known.outcome}{why}"), icon=":material/info:")
         return
     _compared(known.answer, Numbers(scenario.view().units))
 

@@ -59,7 +59,7 @@ def test_a_trace_is_pressed_watched_read_and_cancelled(page: Page, own_server):
     expect(page.get_by_text("Peak predicted")).to_have_count(0)
     page.get_by_role("button", name="Check with a trace").click()
     page.get_by_role("button", name="Cancel").click()
-    expect(page.get_by_text("Trace cancelled")).to_be_visible()
+    expect(page.get_by_text("Trace cancelled", exact=True)).to_be_visible()
     deadline = time.monotonic() + PATIENCE / 1000
     while children_of(own_server.pid):
         assert time.monotonic() < deadline
