@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-KiB, MiB, GiB, TiB = 2**10, 2**20, 2**30, 2**40
+KiB, MiB, GiB, TiB, PiB, EiB = 2**10, 2**20, 2**30, 2**40, 2**50, 2**60
 KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
 
-_BINARY = ((TiB, "TiB"), (GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB"))
+_BINARY = ((EiB, "EiB"), (PiB, "PiB"), (TiB, "TiB"), (GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB"))
 _DECIMAL = (
     (10**24, "Y"),
     (10**21, "Z"),
@@ -16,7 +16,7 @@ _DECIMAL = (
     (10**6, "M"),
     (10**3, "k"),
 )
-_COUNT = ((10**12, " T"), (10**9, " B"), (10**6, " M"), (10**3, " K"))
+_COUNT = ((10**15, " Q"), (10**12, " T"), (10**9, " B"), (10**6, " M"), (10**3, " K"))
 
 
 def ceil_div(numerator: int, denominator: int) -> int:
@@ -48,8 +48,14 @@ def show_bytes_decimal(value: float, digits: int = 2) -> str:
     return f"{scaled[0]} {scaled[1]}B" if scaled else f"{value:,.0f} B"
 
 
+def axis_of_bytes(most: float, binary: bool) -> tuple[int, str]:
+    """What an axis up to `most` bytes divides by, and its unit: the one in which `most` itself is shown."""
+    scale = _BINARY if binary else tuple((size, f"{letter}B") for size, letter in _DECIMAL)
+    return next(((size, unit) for size, unit in scale if most >= size), (1, "B"))
+
+
 def show_count(value: float, digits: int = 2) -> str:
-    """A count of parameters or tokens: `6.74 B`."""
+    """A count of parameters or tokens, from thousands (K) to quadrillions (Q): `6.74 B`."""
     scaled = _scaled(value, _COUNT, digits)
     return f"{scaled[0]}{scaled[1]}" if scaled else f"{value:,.0f}"
 
@@ -58,6 +64,12 @@ def show_flops(value: float, digits: int = 2) -> str:
     """A count of floating-point operations (not a rate): `175.57 TFLOP`."""
     scaled = _scaled(value, _DECIMAL, digits)
     return f"{scaled[0]} {scaled[1]}FLOP" if scaled else f"{value:,.0f} FLOP"
+
+
+def show_energy(kwh: float) -> str:
+    """Energy, given in kWh: `20.06 GWh`."""
+    scaled = _scaled(kwh * 1000, _DECIMAL, 2)
+    return f"{scaled[0]} {scaled[1]}Wh" if scaled else f"{kwh * 1000:,.3g} Wh"
 
 
 def show_seconds(value: float) -> str:
@@ -73,7 +85,7 @@ def show_seconds(value: float) -> str:
     return f"{value * 1e9:,.1f} ns"
 
 
-SHOW = {"bytes": show_bytes, "parameters": show_count, "FLOPs": show_flops, "seconds": show_seconds}
+SHOW = {"bytes": show_bytes, "parameters": show_count, "FLOPs": show_flops, "seconds": show_seconds, "kWh": show_energy}
 
 
 def show_value(value: float, unit: str) -> str:

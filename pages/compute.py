@@ -29,7 +29,11 @@ def headline(answer: ComputeAnswer, numbers: Numbers) -> list[Metric]:
         ),
         Metric("Time", numbers.show(causal.seconds, "seconds"), "Causal FLOPs over GPUs · dense peak · MFU"),
         Metric("GPU-hours", numbers.count(causal.gpu_hours)),
-        Metric("Energy", numbers.count(causal.energy_kwh, " kWh"), "GPU-hours · board power · share drawn · PUE"),
+        Metric(
+            "Energy",
+            numbers.show(causal.energy_kwh, "kWh"),
+            f"{numbers.count(causal.energy_kwh, ' kWh')}: GPU-hours · board power · share drawn · PUE",
+        ),
         Metric(
             "MFU",
             numbers.percent(causal.mfu),

@@ -8,7 +8,7 @@ from typing import Any
 import streamlit as st
 
 from calc.pipeline import Event
-from calc.units import GB, GiB
+from calc.units import axis_of_bytes
 from pages.ui.views import Numbers
 
 _ROW = 46  # pixels of a bar with its gap
@@ -104,13 +104,14 @@ def _names(shown: bool) -> dict[str, Any] | None:
 
 
 # the letters that a chart's axis takes for powers of 1000, by unit
-_LETTERS = {"FLOPs": ("", "k", "M", "G", "T", "P", "E", "Z", "Y"), "parameters": ("", "K", "M", "B", "T")}
+_LETTERS = {"FLOPs": ("", "k", "M", "G", "T", "P", "E", "Z", "Y"), "parameters": ("", "K", "M", "B", "T", "Q")}
 
 
 def _scale(unit: str, numbers: Numbers, most: float) -> tuple[int, str]:
     """What an axis divides by, and what it then writes after each number."""
     if unit == "bytes":
-        return {"GiB": GiB, "GB": GB}[numbers.units], f" {numbers.units}"
+        size, name = axis_of_bytes(most, numbers.units == "GiB")
+        return size, f" {name}"
     letters = _LETTERS.get(unit, ("",))
     power = next((power for power in range(len(letters) - 1, 0, -1) if most >= 1000**power), 0)
     return 1000**power, f" {letters[power]}{'FLOP' if unit == 'FLOPs' else ''}"

@@ -15,7 +15,7 @@ from calc.pipeline import ClosedForm
 from calc.serving import ServingAnswer
 from calc.training import TrainingAnswer
 from calc.training.alive import components
-from calc.units import show_bytes_decimal, show_value
+from calc.units import show_bytes_decimal, show_count, show_value
 from pages.ui.text import plain
 
 
@@ -57,9 +57,11 @@ class Numbers:
         return f"short by {self.show(-headroom)}" if headroom < 0 else f"headroom {self.show(headroom)}"
 
     def count(self, value: float | None, unit: str = "") -> str:
-        """A plain number, with a unit after it."""
+        """A plain number, with a unit after it; from a billion on with a letter, which a card has room for."""
         if value is None:
             return "unknown"
+        if value >= 10**9:
+            return f"{show_count(value)}{unit}"
         if 0 < value < 0.001:
             return f"< 0.001{unit}"
         return f"{value:,.0f}{unit}" if value >= 1000 else f"{value:.3g}{unit}"
