@@ -186,9 +186,12 @@ def _stage_json(memory: StageMemory) -> dict[str, Any]:
 
 
 def _assumptions(plan: TrainingPlan, spec: ModelSpec) -> list[str]:
-    told = [
-        "labels are the inputs, no attention mask is given, gradients are set to None, and the optimizer has its state"
-    ]
+    labels = (
+        "labels are the inputs"
+        if spec.has_head
+        else "no head and no labels: the step on text ends at the last hidden state"
+    )
+    told = [f"{labels}, no attention mask is given, gradients are set to None, and the optimizer has its state"]
     told += [note for note in (RECIPES[plan.recipe].note, OPTIMIZERS[plan.optimizer].note) if note]
     told += NOTES[plan.offload]
     told += QUANTISED if plan.method == "qlora" else ()

@@ -172,6 +172,10 @@ _PLAN_RULES: tuple[Rule, ...] = (
         "lora_targets needs method 'lora', 'dora' or 'qlora', not {method!r}",
     ),
     (
+        lambda plan: plan.optimizer_kernel == "fused" and plan.optimizer in ("adafactor", "lion", "muon"),
+        "optimizer_kernel: 'fused' is not there for optimizer {optimizer!r} (PyTorch 2.13); use foreach or loop",
+    ),
+    (
         lambda plan: plan.virtual_stages > 1 and plan.pp == 1,
         "virtual_stages ({virtual_stages}) needs pp above 1, and pp is {pp}",
     ),
@@ -212,6 +216,11 @@ def check(plan: TrainingPlan, spec: ModelSpec) -> None:
     if plan.implementation == "liger" and spec.architecture not in PATCHES:
         known = ", ".join(name.removesuffix("ForCausalLM") for name in PATCHES)
         raise InputError.of("implementation", "liger", f"it is not modelled for {spec.architecture}; it is for {known}")
+    if plan.scores and (not spec.generates or any(kind.cross for kind in spec.layers.kinds)):
+        instead = "also reads with an encoder" if spec.generates else "is an encoder, which generates nothing"
+        raise InputError.of(
+            "objective", plan.objective, f"it is modelled for decoders alone, and {spec.architecture} {instead}"
+        )
     if plan.objective == "grpo" and not all(_generates_plainly(kind.mixer, plan.seq) for kind in spec.layers.kinds):
         raise InputError.of(
             "objective",

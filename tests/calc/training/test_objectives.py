@@ -34,6 +34,20 @@ def test_leaves_sum_to_the_peak_and_follow_their_formulas(values):
     assert_formulas_hold(found.breakdown)
 
 
+@pytest.mark.parametrize("objective", ["dpo", "grpo"])
+@pytest.mark.parametrize("name", ["clip-vit-large-patch14", "snowflake-arctic-embed-m", "t5-v1_1-xxl"])
+def test_what_has_an_encoder_is_trained_by_no_preference_and_no_reward(name, objective):
+    with pytest.raises(InputError, match=f"objective: '{objective}' is not allowed; it is modelled for decoders alone"):
+        answer(name, objective=objective)
+
+
+@pytest.mark.parametrize("name", ["clip-vit-large-patch14", "snowflake-arctic-embed-m"])
+def test_a_model_without_a_head_is_not_said_to_have_labels(name):
+    told = train(model(name), TrainingPlan(seq=64)).assumptions
+    assert not any("labels are the inputs" in line for line in told)
+    assert any("no head and no labels" in line for line in told)
+
+
 def test_dpo_holds_the_reference_beside_the_policy_and_sees_both_answers():
     with_reference, without = answer(objective="dpo"), answer(objective="dpo", reference=False)
     assert with_reference.parameters_bytes == 2 * without.parameters_bytes
