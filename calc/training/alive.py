@@ -126,9 +126,12 @@ def _older(memory: StageMemory) -> Component:
 def _step(memory: StageMemory) -> list[Component]:
     if not memory.step_bytes:
         return []
-    ledger = OPTIMIZERS[memory.plan.optimizer]
-    foreach = memory.plan.optimizer_kernel == "foreach"
-    copies = ledger.foreach if foreach else 1
+    ledger, kernel = OPTIMIZERS[memory.plan.optimizer], memory.plan.optimizer_kernel
+    if memory.step.matrix == memory.step_bytes:
+        source = f"{ledger.source}: m, the update of one matrix, its iterates and products"
+        return [_plain("optimizer_step", memory.step_bytes, "<m>", {"m": memory.step_bytes}, source, ledger.url)]
+    ledger = OPTIMIZERS["adamw"] if ledger.vectors_adamw else ledger
+    copies = ledger.foreach if kernel == "foreach" else 1
     numbers = {"m": memory.step_bytes // copies}
-    source = f"{ledger.source}, {'foreach' if foreach else 'one tensor at a time'}"
+    source = f"{ledger.source}, {'foreach' if kernel == 'foreach' else 'one tensor at a time'}"
     return [_plain("optimizer_step", memory.step_bytes, rf"{copies} \cdot <m>", numbers, source, ledger.url)]

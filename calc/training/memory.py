@@ -13,8 +13,9 @@ from calc.training.gathered import Gathered, gathered
 from calc.training.hf_stage import hf_constants, hf_segments
 from calc.training.ledger_stage import ledger_constants, ledger_segments
 from calc.training.offload import resident
+from calc.training.optimizer_step import StepBytes, group_step
 from calc.training.plan import TrainingPlan
-from calc.training.recipes import OPTIMIZERS, RECIPES
+from calc.training.recipes import RECIPES
 from calc.training.segments import Constant, Segment
 from calc.training.stages import Stage
 from calc.training.states import GROUPS, Placed, StateKey, group_bytes
@@ -250,15 +251,20 @@ class StageMemory:
         return int(sum(constant.leaf.total for constant in self.constants if constant.until == until))
 
     @cached_property
+    def step(self) -> StepBytes:
+        """What the optimizer's step makes and frees, by its kernel: the other kernels' are 0."""
+        held = [(group_step(tensors, self.key), count) for tensors, count in self.groups if count and not self.streams]
+        kernel = self.plan.optimizer_kernel
+        return StepBytes(
+            sum(found.foreach * count for found, count in held) if kernel == "foreach" else 0,
+            max((found.loop for found, _ in held), default=0) if kernel == "loop" else 0,
+            max((found.matrix for found, _ in held), default=0),
+        )
+
+    @property
     def step_bytes(self) -> int:
-        """What the optimizer's step makes and frees: copies of the last moment, all at once or of one tensor."""
-        ledger = OPTIMIZERS[self.plan.optimizer]
-        held = [(group_bytes(tensors, self.key), count) for tensors, count in self.groups if count and not self.streams]
-        if self.plan.optimizer_kernel == "foreach":
-            return ledger.foreach * sum(found.step * count for found, count in held)
-        if self.plan.optimizer_kernel == "loop":
-            return max((found.loop for found, _ in held), default=0)
-        return 0
+        """The most of it at a time: Muon's matrices and AdamW's other tensors come one after the other."""
+        return max(self.step)
 
     @cached_property
     def peak(self) -> tuple[str, Moment]:

@@ -201,6 +201,15 @@ class TrainingPlan(BaseModel):
         return self.dp * self.tp * self.pp * self.cp
 
     @property
+    def _kernelless(self) -> str:
+        """Why the optimizer's kernel changes nothing; "" where it does."""
+        if self.offload != "none":
+            return f"offload is {self.offload}: the host updates"
+        if self.optimizer in ("adamw-8bit", "paged-adamw"):
+            return f"optimizer {self.optimizer} has bitsandbytes' kernel alone"
+        return f"the step of {self.optimizer} makes no copies" if self.optimizer in ("sgd", "momentum") else ""
+
+    @property
     def idle(self) -> dict[str, str]:
         """Fields that change nothing beside the others, each with the reason."""
         reasons = {
@@ -208,6 +217,7 @@ class TrainingPlan(BaseModel):
             "schedule": "" if self.pp > 1 else "pp is 1",
             "dp_replicate": "" if self.zero else "zero is 0: every rank holds all states",
             "reshard_after_forward": "" if self.zero == 3 else f"zero is {self.zero}: no weights are gathered",
+            "optimizer_kernel": self._kernelless,
             "nvme_GBps": "" if self.nvme else "nothing lies on NVMe",
         }
         return {name: reason for name, reason in reasons.items() if reason}

@@ -100,7 +100,7 @@ class OptimizerLedger:
 
     `block` is the size of a quantised block (8-bit moments with one fp32 scale a block), 0 for none; tensors under `smallest`
     elements keep fp32 moments. `factored`: second moments of matrices are a row and a column (Adafactor). `vectors_adamw`:
-    tensors that are not hidden matrices use AdamW (Muon). `paged`: moments may be evicted to the host.
+    tensors that are not hidden matrices use AdamW, and its kernels (Muon). `paged`: moments may be evicted to the host.
     """
 
     moments: tuple[str, ...]
@@ -135,7 +135,7 @@ OPTIMIZERS: Final = {
     ),
     "lion": OptimizerLedger(("momentum",), "Lion, arXiv 2302.06675, program 1", "https://arxiv.org/abs/2302.06675", foreach=1, loop=1),
     "muon": OptimizerLedger(
-        ("momentum",), "PyTorch 2.13, torch/optim/_muon.py", f"{_OPTIM}.Muon.html", vectors_adamw=True, foreach=1, loop=3
+        ("momentum",), "PyTorch 2.13, torch/optim/_muon.py", f"{_OPTIM}.Muon.html", vectors_adamw=True
     ),
     "adamw-8bit": OptimizerLedger(
         ("moment_1", "moment_2"), "bitsandbytes, Adam8bit (blocks of 256)", _BNB, block=256, smallest=4096

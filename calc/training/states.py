@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import pairwise
 from typing import NamedTuple
 
 from calc.breakdown import Component, Formula, Number
@@ -146,15 +145,12 @@ class StateKey(NamedTuple):
 
 
 class GroupBytes(NamedTuple):
-    """Bytes of a group of tensors on one device, storages rounded up; `exact` before that. `step` is what the optimizer's
-    step makes of it with foreach: a copy of each tensor, as wide as a moment; `loop` what it makes of one tensor at a time at most."""
+    """Bytes of a group of tensors on one device, storages rounded up; `exact` before that."""
 
     parameters: int
     gradients: int
     optimizer: int
     exact: tuple[int, ...]
-    step: int
-    loop: int
 
     @property
     def rounded(self) -> tuple[int, int, int]:
@@ -166,16 +162,11 @@ class GroupBytes(NamedTuple):
 def group_bytes(tensors: Tensors, key: StateKey) -> GroupBytes:
     """The states of a group of tensors. Cached: a group hashes by identity."""
     stored: dict[tuple[str, str, str], int] = {}
-    ledger, copies = OPTIMIZERS[key.optimizer], dict[str, int]()
     for tensor in tensors.tensors:
         for rule in key.rules(tensor):
             together = key.rows and rule.group == "gradients"  # FSDP2's reduce-scatter gives a group's in one buffer
             place = (rule.group, rule.name, "" if together else key.storage(tensor))
             stored[place] = stored.get(place, 0) + key.bytes(tensor, rule)
-            if (rule.name,) == ledger.moments[-1:]:
-                whole = key.bytes(tensor, replace(rule, kind="plain") if rule.kind == "factored" else rule)
-                held = key.storage(tensor)
-                copies[held] = copies.get(held, 0) + whole
     if key.counters:
         trained = {
             key.storage(tensor)
@@ -191,9 +182,7 @@ def group_bytes(tensors: Tensors, key: StateKey) -> GroupBytes:
         exact[group] += size
         rounded[group] += up
     parameters, gradients, optimizer = (rounded[group] for group in GROUPS)
-    sizes = [round_up(size, key.granule) for size in copies.values()]
-    loop = max((ledger.loop * own + ledger.bound * before for before, own in pairwise([0, *sizes])), default=0)
-    return GroupBytes(parameters, gradients, optimizer, tuple(exact[group] for group in GROUPS), sum(sizes), loop)
+    return GroupBytes(parameters, gradients, optimizer, tuple(exact[group] for group in GROUPS))
 
 
 def leaf(key: StateKey, tensor: Tensor, rule: Rule, name: str) -> Component:

@@ -29,6 +29,8 @@ from tests.calc.training.models import model
         ({"objective": "dpo", "prompt_tokens": 4096}, "prompt_tokens (4096) must be below seq (4096)"),
         ({"prompt_tokens": 128}, "prompt_tokens and reference need objective dpo or grpo, not 'pretrain'"),
         ({"virtual_stages": 2}, "virtual_stages (2) needs pp above 1"),
+        ({"optimizer": "muon", "optimizer_kernel": "fused"}, "'fused' is not there for optimizer 'muon'"),
+        ({"optimizer": "adafactor", "optimizer_kernel": "fused"}, "'fused' is not there for optimizer 'adafactor'"),
         ({"attention": "flash", "recipe": "fp32"}, "'flash' takes 16-bit numbers"),
         ({"implementation": "fused", "attention": "eager"}, "'eager' is not part of implementation 'fused'"),
         ({"method": "lora", "implementation": "fused"}, "'lora' needs implementation 'hf'"),
