@@ -178,13 +178,15 @@ def _liger_experts(b: Builder, x: Value, scores: Value, module: MoE) -> Value:
 
 
 def experts(b: Builder, x: Value, scores: Value, module: MoE, k: Dim, h: Dim) -> Value:
+    """The function holds what it gathered and what the experts gave until it returns, and the biases of each slot meanwhile."""
     t, settings, expert = b.tape, b.settings, module.expert
     copies = -(-module.num_experts // settings.ep)
     f = b.local(dim(expert.letter, expert.intermediate_size))
     up_weights = tuple(w for w in expert.weights if w.matmul and w.name in ("gate", "up"))
     down_weights = tuple(w for w in expert.weights if w.matmul and w.name == "down")
+    biased = any(not weight.matmul for weight in expert.weights)
     order = [t.new(name, k, x.extent, LONG) for name in ("token_of_slot", "slot_order", "slot_place")]
-    if settings.trains and any(not weight.matmul for weight in expert.weights):
+    if settings.trains and biased:
         order.append(t.new("expert_of_slot", k, x.extent, LONG))  # which bias each slot takes
     gathered = t.new("gathered", k * h, x.extent, x.bytes)
     ops.kernel(t, [x], gathered, [order[0], *order[3:]] if x.grad else [])
@@ -192,8 +194,8 @@ def experts(b: Builder, x: Value, scores: Value, module: MoE, k: Dim, h: Dim) ->
     ops.kernel(t, [scores], sorted_scores, [order[1]] if scores.grad else [])
     offsets = t.new("offsets", dim("E", module.num_experts), FIXED, 4)
     width = dim("2", 2) * f if expert.gated else f
+    biases = [t.new("up_bias_of_slot", k * width, x.extent, settings.bytes)] if biased else []
     both = _grouped(b, gathered, b.weight(*up_weights, copies=copies), k * width, "gate_up", offsets)
-    del gathered
     if expert.gated and ROUTERS.get(settings.router, ROUTERS[""]).clamped:
         inner = _clamped(b, both, k * f)
     elif expert.gated:
@@ -203,16 +205,17 @@ def experts(b: Builder, x: Value, scores: Value, module: MoE, k: Dim, h: Dim) ->
     else:
         inner = activate(b, both, expert.activation)
     del both
+    biases = [t.new("down_bias_of_slot", k * h, x.extent, settings.bytes)] if biased else []
     out = _grouped(b, inner, b.weight(*down_weights, copies=copies), k * h, "down", offsets)
     del inner
     weighted = ops.mul(t, out, sorted_scores, "weighted")
-    del out
     placed = t.new("placed", k * h, x.extent, weighted.bytes)
     ops.kernel(t, [weighted], placed, [order[2]] if weighted.grad else [])
     del weighted
     summed = t.new("summed", h, x.extent, placed.bytes)
     meta = (placed.dim, placed.extent, placed.bytes)
     t.record([placed], summed, [], lambda g: (t.new("gradient", *meta),))  # spread out, then copied
+    del biases
     return ops.cast(t, summed, x.bytes, "output")
 
 

@@ -13,7 +13,6 @@ from calc.training import TrainingPlan, train
 from measure.trace import TraceOptions, trace_step
 
 pytestmark = pytest.mark.torch
-
 CASES = [
     ("llama-2-7b", {}),
     ("llama-2-7b", {"seq": 4096, "micro_batch": 2}),
@@ -70,6 +69,14 @@ def test_the_formula_is_the_traced_program_to_the_byte(name, changes):
     assert told.phases == dict(seen.phases)
     assert told.peak_bytes == seen.peak_bytes
     assert told.peak_phase == seen.peak_phase
+
+
+def test_the_scores_beside_sinks_are_the_highest_point_and_the_formula_has_them_all():
+    attention = {"method": "lora", "lora_targets": ("q_proj", "k_proj", "v_proj", "o_proj")}
+    told, seen = both("gpt-oss-20b", {"seq": 4096, "recipe": "amp", "recompute": "full", **attention})
+    assert told.phases["forward"] - seen.phases["forward"] == 512  # the loss, counted while the layers still run
+    assert {**told.phases, "forward": 0} == {**seen.phases, "forward": 0}
+    assert told.activations_bytes == seen.activations_bytes
 
 
 def test_earlier_micro_batches_leave_their_gradients_and_one_loss():
