@@ -15,6 +15,7 @@ from calc.training.stages import stages
 from calc.training.states import Placed, StateKey, state_components
 from calc.training.tensors import Tensors
 
+_SAVED: Final = ("parameters", "optimizer")
 NODE = 8  # GPUs of one node, each with its own process
 
 _ONE_DEVICE: Final = {
@@ -36,23 +37,33 @@ DISK = Formula(
     ),
 )
 HOST = Formula(
-    r"<n> \cdot (<c> + <f>)",
+    r"<n> \cdot <r>",
     "PyTorch, torch.load: map_location 'cpu' puts the whole state_dict into host memory before it goes to the GPU",
     "https://docs.pytorch.org/docs/2.13/generated/torch.load.html",
+    ("n: processes of one node, at most 8; r: the checkpoint, and frozen weights that come from their own file",),
+)
+HOST_SHARDS = Formula(
+    HOST.latex,
+    "PyTorch, torch.distributed.checkpoint.load: each rank only reads data for its local shards",
+    "https://docs.pytorch.org/docs/2.13/distributed.checkpoint.html",
     (
-        "n: processes of one node, at most 8; c: the checkpoint; f: frozen weights that come from their own file",
-        "torch.distributed.checkpoint loads each rank's shards alone and needs less",
+        "n: processes of one node, at most 8; r: weights and optimizer state of one rank, on the stage that has most",
+        "the shards of a rank lie in host memory at once: copied to the GPU one by one, they need less",
     ),
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """Exact bytes. With LoRA it holds the adapters alone, and `frozen_bytes` are those of the model that they need."""
+    """Exact bytes. With LoRA it holds the adapters alone, and `frozen_bytes` are those of the model that they need.
+
+    `shard_bytes` is what one rank loads of it where each loads its shards alone, None where every process loads all of it.
+    """
 
     breakdown: Breakdown  # parameters and optimizer, tensor by tensor
     frozen_bytes: int
     processes: int  # of one node
+    shard_bytes: int | None
 
     @cached_property
     def weights_bytes(self) -> int:
@@ -69,19 +80,28 @@ class Checkpoint:
         return self.weights_bytes + self.optimizer_bytes
 
     @property
+    def loaded_bytes(self) -> int:
+        """What one process loads to the CPU first."""
+        return self.bytes + self.frozen_bytes if self.shard_bytes is None else self.shard_bytes
+
+    @property
     def host_bytes(self) -> int:
-        """Host memory of one node whose every process loads the whole checkpoint to the CPU first."""
-        return self.processes * (self.bytes + self.frozen_bytes)
+        """Host memory to resume: of one node, while its processes load the checkpoint. No step needs it."""
+        return self.processes * self.loaded_bytes
+
+    @property
+    def host_formula(self) -> Formula:
+        """How `host_bytes` comes about, by the way of loading."""
+        return HOST if self.shard_bytes is None else HOST_SHARDS
 
     @property
     def numbers(self) -> dict[str, int]:
-        """The letters of `DISK` and `HOST`."""
+        """The letters of `DISK` and of `host_formula`."""
         return {
             "w": self.weights_bytes,
             "o": self.optimizer_bytes,
             "n": self.processes,
-            "c": self.bytes,
-            "f": self.frozen_bytes,
+            "r": self.loaded_bytes,
         }
 
     def _part(self, name: str) -> int:
@@ -96,9 +116,9 @@ class Checkpoint:
             "host_bytes": self.host_bytes,
             "formula": DISK.symbolic(),
             "source": DISK.source,
-            "host_formula": HOST.symbolic(),
-            "host_source": HOST.source,
-            "assumes": [*DISK.assumes, *HOST.assumes],
+            "host_formula": self.host_formula.symbolic(),
+            "host_source": self.host_formula.source,
+            "assumes": [*DISK.assumes, *self.host_formula.assumes],
         }
 
 
@@ -113,8 +133,18 @@ def checkpoint(spec: ModelSpec, plan: TrainingPlan) -> Checkpoint:
         everything = _weights(groups, key)
         groups = tuple((_adapters(tensors), count) for tensors, count in groups)
         frozen = everything - _weights(groups, key)
-    root = Component("", children=state_components(groups, key, ("parameters", "optimizer")))
-    return Checkpoint(Breakdown(root, "bytes"), frozen, min(NODE, plan.gpus))
+    root = Component("", children=state_components(groups, key, _SAVED))
+    return Checkpoint(Breakdown(root, "bytes"), frozen, min(NODE, plan.gpus), _shard(spec, plan, recipe))
+
+
+def _shard(spec: ModelSpec, plan: TrainingPlan, recipe: str) -> int | None:
+    """What a rank loads of a checkpoint that is saved in shards; None where the plan's trainer saves one file."""
+    if plan.implementation not in ("torchtitan", "fused") and plan.zero < 3:
+        return None
+    placed = changed(plan, {"recipe": recipe, "offload": "none", "nvme": False})
+    key = StateKey.of(placed)._replace(granule=1, counters=False)
+    ranks = (state_components(groups_of(placed, spec, stage), key, _SAVED) for stage in stages(placed, spec))
+    return max(int(sum(part.total for part in parts)) for parts in ranks)
 
 
 def _weights(groups: tuple[Placed, ...], key: StateKey) -> int:

@@ -15,7 +15,7 @@ from calc.compute import ComputePlan, compute
 from calc.errors import validated
 from calc.hardware import gpu
 from calc.training import TrainingPlan, suggest, train, train_and_suggest
-from calc.training.checkpoint import DISK, HOST, checkpoint
+from calc.training.checkpoint import DISK, HOST, HOST_SHARDS, checkpoint
 from calc.training.fit import changes_that_fit
 from calc.training.largest import LIMITS, divisors, largest, longest_sequence, sequence_unit
 from calc.units import GiB
@@ -225,7 +225,34 @@ def test_a_checkpoint_is_the_same_for_every_layout_and_its_formulas_hold(recipe)
     assert_formulas_hold(alone.breakdown)
     for found, processes in ((alone, 1), (spread, 8)):
         assert evaluate(DISK, found.numbers) == found.bytes
-        assert evaluate(HOST, found.numbers) == found.host_bytes == processes * found.bytes
+        assert found.processes == processes
+        assert evaluate(found.host_formula, found.numbers) == found.host_bytes
+    assert alone.host_formula is HOST
+    assert alone.host_bytes == alone.bytes
+    assert spread.host_formula is HOST_SHARDS
+    # 32 nodes of 8 ranks; the stages with the embedding and the head have more than their part
+    assert spread.bytes <= 32 * spread.host_bytes < 1.1 * spread.bytes
+
+
+@pytest.mark.parametrize(("zero", "dp"), [(0, 8), (2, 8), (3, 1), (3, 8), (3, 16)])
+def test_a_node_loads_the_whole_checkpoint_in_each_process_or_its_shards_once(zero, dp):
+    """Llama-2-7B: all its tensors divide by 16."""
+    plan = TrainingPlan(recipe="mixed-16", seq=1024, dp=dp, zero=zero)
+    found = checkpoint(model("llama-2-7b"), plan)
+    assert found.bytes == 14 * 6_738_415_616
+    assert found.host_bytes == (found.bytes * min(8, dp) // dp if zero == 3 else 8 * found.bytes)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"implementation": "fused", "tp": 8}, {"implementation": "torchtitan", "dp": 8, "zero": 3, "recipe": "fsdp-bf16"}],
+)
+def test_programs_that_save_in_shards_load_them_rank_by_rank(fields):
+    found = checkpoint(model("meta-llama-3.1-8b"), TrainingPlan(**fields))
+    assert found.host_formula is HOST_SHARDS
+    assert (
+        found.bytes <= found.host_bytes < 1.01 * found.bytes
+    )  # norms lie whole on every rank of a tensor-parallel group
 
 
 def test_a_checkpoint_of_adapters_holds_adapters_alone():
