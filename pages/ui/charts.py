@@ -129,8 +129,9 @@ _FEW = 256  # operations whose numbers can be read in their bars
 
 
 def timeline(events: Sequence[Event], stages: int, makespan: float, key: str) -> None:
-    """A Gantt chart: one lane a stage, one bar an operation, coloured by its kind."""
+    """A Gantt chart: one lane a stage, one bar an operation, coloured by its kind. It ends where the drawn ones end."""
     drawn = sorted(events, key=lambda event: event.start)[:_MOST]
+    end = makespan if len(drawn) == len(events) else max(event.end for event in drawn)
     kinds = [kind for kind in _KINDS if any(event.kind == kind for event in drawn)]
     data = [
         {
@@ -147,7 +148,7 @@ def timeline(events: Sequence[Event], stages: int, makespan: float, key: str) ->
         "field": "start",
         "type": "quantitative",
         "title": "seconds",
-        "scale": {"domain": [0, makespan], "nice": False},
+        "scale": {"domain": [0, end], "nice": False},
     }
     spec = {
         "height": {"step": max(14, min(34, 640 // stages))},
@@ -161,7 +162,8 @@ def timeline(events: Sequence[Event], stages: int, makespan: float, key: str) ->
     st.vega_lite_chart(data, spec, key=key)
     if len(drawn) < len(events):
         st.caption(
-            f"The first {len(drawn):,} of {len(events):,} operations are drawn. The figures count all of them, and the JSON has all."
+            f"Only the first {len(drawn):,} of {len(events):,} operations are drawn, up to {end:,.6g} of {makespan:,.6g} s; the "
+            "rest is left out. The figures count all of them, and the JSON has all."
         )
 
 
