@@ -213,7 +213,10 @@ def _notes(spec: ModelSpec, plan: ComputePlan, gpu: Gpu | None, peak: float | No
     if encoders(spec):
         notes.append("encoder and decoder each read so many tokens")
     if beside:
-        notes.append(f"FLOPs are those of text tokens; {', '.join(beside)} not counted")
+        notes.append(
+            f"FLOPs and active parameters are those of a text token, which does not run {' or '.join(beside)}: "
+            "params counts these as active too"
+        )
     if plan.recompute == "selective":
         notes.append(
             "selective repeats the attention scores; fused attention does so by itself and gains nothing from it"

@@ -14,6 +14,7 @@ from calc.errors import InputError, validated
 from calc.flops import token_flops
 from calc.hardware import custom_gpu, gpu
 from calc.model.config import from_config
+from calc.parameters import parameters
 from tests.latex import assert_formulas_hold
 
 A100 = gpu("a100-sxm-80gb")
@@ -32,6 +33,14 @@ def test_one_sequence_costs_what_the_three_conventions_say(model, seq, causal, f
     assert round(answer.causal.training_flops / 1e12, 2) == causal
     assert round(answer.full.training_flops / 1e12, 2) == full
     assert round(answer.causal.six_nd_flops / 1e12, 2) == six_nd
+
+
+@pytest.mark.parametrize("name", catalogue())
+def test_active_parameters_are_those_of_params_or_a_note_says_why_not(name):
+    spec = load(name)
+    answer = compute(spec, ComputePlan(seq=64))
+    differ = answer.active_parameters != parameters(spec).active
+    assert any("params counts these as active too" in note for note in answer.notes) is differ
 
 
 def test_llama_2_7b_to_the_last_flop():
