@@ -8,6 +8,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -169,8 +170,19 @@ def find_stack(model: nn.Module, layers: int | None, neighbours: bool = False) -
     if not lists:
         return Stack("", (), ())
     path, stack = max(lists, key=lambda found: sum(parameter.numel() for parameter in found[1].parameters()))
+    if (layers or 0) > len(stack):
+        raise InputError.of("layers", layers, f"{type(model).__name__} has {len(stack)}")
     kinds = tuple(_kind(layer, config, index) for index, layer in enumerate(stack))
     return Stack(path, kinds, (_choose_with_neighbours if neighbours else choose_layers)(kinds, layers))
+
+
+def why_no_step(model: Any) -> str:
+    """What keeps a model without a head over a vocabulary from a step on text alone; empty where there is such a head."""
+    own = model.get_base_model() if hasattr(model, "get_base_model") else model  # what peft has wrapped
+    if own.get_output_embeddings() is not None:
+        return ""
+    pictures = "pixel_values" in signature(own.forward).parameters
+    return "reads pictures beside or instead of text" if pictures else "has no head over a vocabulary and so no loss"
 
 
 def _kind(layer: nn.Module, config: Any, index: int) -> str:

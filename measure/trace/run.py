@@ -14,7 +14,7 @@ from torch import nn
 
 from calc.errors import InputError
 from measure.trace.cuda import cuda_choices
-from measure.trace.model import Stack, build, cut, find_stack, quiet, text_config
+from measure.trace.model import Stack, build, cut, find_stack, quiet, text_config, why_no_step
 from measure.trace.options import TraceOptions
 from measure.trace.result import TraceResult, by_phase, saved_rows
 from measure.trace.step import Observed, run_steps
@@ -84,6 +84,8 @@ def _run(model: nn.Module, stack: Stack, options: TraceOptions) -> Observed:
         if os.environ.get("PLUMBLINE_DEBUG"):
             raise
         name = type(model).__name__
+        if why := why_no_step(model):
+            raise InputError(f"MODEL: {name} {why}: its step on text alone cannot be run", "MODEL") from None
         raise InputError(
             f"MODEL: the training step of {name} does not run with fake tensors: {error}", "MODEL"
         ) from None

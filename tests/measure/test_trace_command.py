@@ -97,6 +97,24 @@ def test_what_transformers_cannot_build_is_one_line(tmp_path, capfd):
     assert "does not know this model" in last
 
 
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("clip-vit-large-patch14", "CLIPModel reads pictures beside or instead of text"),
+        ("snowflake-arctic-embed-m", "BertModel has no head over a vocabulary and so no loss"),
+    ],
+)
+def test_a_model_that_makes_no_step_on_text_is_refused_by_name(name, complaint, capfd):
+    assert main(["trace", name, "--seq", "64"]) == 2
+    last = capfd.readouterr().err.strip().splitlines()[-1]
+    assert last == f"MODEL: {complaint}: its step on text alone cannot be run"
+
+
+def test_more_layers_than_the_model_has_are_refused(small, capfd):
+    assert main(["trace", small, "--seq", "64", "--layers", "99"]) == 2
+    assert capfd.readouterr().err.strip().splitlines()[-1] == "layers: 99 is not allowed; LlamaForCausalLM has 4"
+
+
 def test_a_trace_that_takes_too_long_is_stopped_and_leaves_nothing_running(small, capfd):
     assert main(["trace", small, "--seconds", "0.3"]) == 2
     assert "--seconds: 0.3 is not allowed; the trace took longer and was stopped" in capfd.readouterr().err
