@@ -16,7 +16,10 @@ from tests.calc.model.test_state_against_transformers import EXPERTS, FAMILIES, 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
 PROMPT, CONTEXT, WINDOW = 12, 24, 8
-WINDOWED = {"Llama4ForCausalLM": "attention_chunk_size"}  # where the window has another name
+WINDOWED = {
+    "Llama4ForCausalLM": "attention_chunk_size",
+    "ModernBertDecoderForCausalLM": "local_attention",
+}  # other names
 GEMMA3N = {"num_kv_shared_layers": 0, "laurel_rank": 4, "altup_num_inputs": 2, "activation_sparsity_pattern": [0.0] * 4}
 GEMMA3N |= {"vocab_size_per_layer_input": 96, "hidden_size_per_layer_input": 4, "sliding_window": WINDOW}
 OWN = {"xLSTMForCausalLM"}  # its class takes no other cache than its own
