@@ -10,10 +10,11 @@ from typing import Any
 from calc.breakdown import Breakdown, Component
 from calc.hardware import Gpu
 from calc.model.feed_forward import MoE
-from calc.model.mixers import Recurrence
+from calc.model.mixers import Attention, Recurrence
 from calc.model.spec import ModelSpec
 from calc.training.adapters import VARIANTS
 from calc.training.alive import components
+from calc.training.hf_classes import EAGER_ONLY
 from calc.training.hf_modelled import remarks
 from calc.training.hf_stage import needs_eager
 from calc.training.ledger_stage import score_buffer
@@ -27,6 +28,7 @@ from calc.training.quantised import loading
 from calc.training.recipes import OPTIMIZERS, RECIPES
 from calc.training.rules import check
 from calc.training.stages import must_be_modelled, stages
+from calc.training.states import StateKey
 from calc.training.tensors import idle_towers
 from calc.training.torchtitan_stage import torchtitan_notes
 
@@ -212,8 +214,8 @@ def _assumptions(plan: TrainingPlan, spec: ModelSpec) -> list[str]:
         else [f"{kind} layers keep their input and what their usual kernel is known to keep" for kind in kinds]
     )
     told += [f"activations are an estimate: {text}" for text in spec.estimates]
-    if plan.attention == "sdpa" and plan.transformers and needs_eager(spec):
-        told.append("attention: transformers runs this model's attention eager (capped scores or sinks have no SDPA)")
+    told += _attention(plan, spec)
+    told += _sharding(plan, spec)
     if plan.scores:
         told += _scoring(plan)
     if plan.implementation == "torchtitan":
@@ -221,6 +223,35 @@ def _assumptions(plan: TrainingPlan, spec: ModelSpec) -> list[str]:
     if plan.ep > 1:
         told.append("experts are balanced: every rank serves as many tokens as it holds")
     return told
+
+
+def _attention(plan: TrainingPlan, spec: ModelSpec) -> Iterator[str]:
+    """Where `sdpa` is not what its name promises in transformers."""
+    if plan.attention != "sdpa" or not plan.transformers:
+        return
+    if needs_eager(spec):
+        reason = "its class has no SDPA" if spec.architecture in EAGER_ONLY else "capped scores or sinks have no SDPA"
+        yield f"attention: transformers runs this model's attention eager ({reason})"
+    mixers = [kind.mixer for kind in spec.layers.kinds]
+    one = any(isinstance(mixer, Attention) and mixer.num_key_value_heads == 1 for mixer in mixers)
+    if spec.architecture == "FalconForCausalLM" and one:
+        yield (
+            "attention: Falcon's class always gives SDPA a mask, and with one key and value head for all queries no fused kernel "
+            "takes it: PyTorch's plain mathematics keeps all scores in fp32"
+        )
+
+
+def _sharding(plan: TrainingPlan, spec: ModelSpec) -> Iterator[str]:
+    """What FSDP2 does that more ranks do not better, and what its recipe counts without it."""
+    if RECIPES[plan.recipe].gathered and plan.zero < 3:
+        yield f"recipe {plan.recipe}: FSDP2 is zero 3; with zero {plan.zero} no 16-bit copy of the fp32 weights is counted"
+    experts = {kind.feed_forward.num_experts for kind in spec.layers.kinds if isinstance(kind.feed_forward, MoE)}
+    for rows in sorted(count // plan.ep for count in experts):
+        if StateKey.of(plan).rows and rows < plan.expert_shards:
+            yield (
+                f"zero 3: FSDP2 shards stacked experts by whole experts, so that {rows} over {plan.expert_shards} ranks are padded to one "
+                "each: more ranks hold no fewer, and gather more padding"
+            )
 
 
 def _scoring(plan: TrainingPlan) -> Iterator[str]:

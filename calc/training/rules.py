@@ -11,6 +11,7 @@ from calc.model.feed_forward import MLP, MoE
 from calc.model.mixers import Attention, CompressedAttention, LatentAttention, Recurrence
 from calc.model.spec import ModelSpec
 from calc.parameters import lora_parameters
+from calc.training.hf_classes import EAGER_ONLY
 from calc.training.liger import PATCHES
 from calc.training.tensors import Lora, has_peft_targets, model_tensors
 
@@ -221,6 +222,8 @@ def check(plan: TrainingPlan, spec: ModelSpec) -> None:
         raise InputError.of(
             "objective", plan.objective, f"it is modelled for decoders alone, and {spec.architecture} {instead}"
         )
+    if plan.transformers and plan.attention == "flash" and spec.architecture in EAGER_ONLY:
+        raise InputError.of("attention", "flash", f"{spec.architecture} has eager attention alone; use eager")
     if plan.objective == "grpo" and not all(_generates_plainly(kind.mixer, plan.seq) for kind in spec.layers.kinds):
         raise InputError.of(
             "objective",

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from calc.catalogue import catalogue
+from calc.errors import InputError
 from calc.hardware import gpu
 from calc.training import TrainingPlan, train
 from calc.training.tensors import has_peft_targets, linear_modules
@@ -158,3 +159,37 @@ def test_ddp_holds_every_gradient_a_second_time_in_its_buckets():
     assert [answer.worst.ddp_buckets for answer in (alone, ddp, zero1, zero2)] == [0, gradients, gradients, 0]
     fused = TrainingPlan(seq=512, dp=8, implementation="fused", recipe="megatron-bf16")
     assert train(spec, fused).worst.ddp_buckets == 0  # Megatron's main gradients are its buckets
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "says"),
+    [
+        ("bloom-3b", {}, "runs this model's attention eager (its class has no SDPA)"),
+        ("gemma-2-9b", {}, "runs this model's attention eager (capped scores or sinks have no SDPA)"),
+        ("falcon-7b", {}, "plain mathematics keeps all scores in fp32"),
+        ("mixtral-8x7b-v0.1", {"zero": 3, "dp": 16}, "8 over 16 ranks are padded to one each"),
+        ("mixtral-8x7b-v0.1", {"zero": 3, "dp": 16, "ep": 2}, "4 over 8 ranks are padded to one each"),
+        ("mixtral-8x7b-v0.1", {"zero": 3, "dp": 16, "ep": 4}, "2 over 4 ranks are padded"),
+        ("mixtral-8x7b-v0.1", {"zero": 3, "dp": 8}, None),
+        ("llama-2-7b", {"recipe": "fsdp-bf16"}, "with zero 0 no 16-bit copy of the fp32 weights is counted"),
+        ("llama-2-7b", {"recipe": "fsdp-bf16", "zero": 3, "dp": 8}, None),
+        ("falcon-40b", {}, None),
+        ("falcon-7b", {"attention": "eager"}, None),
+    ],
+)
+def test_what_a_layout_or_an_attention_program_really_does_is_told_where_it_is_so(name, values, says):
+    told = train(model(name), TrainingPlan(seq=256, **values)).assumptions
+    kinds = ("runs this model's attention eager", "plain mathematics", "are padded to one", "no 16-bit copy")
+    found = [text for text in told if any(kind in text for kind in kinds)]
+    assert len(found) == (says is not None)
+    assert all(says in text for text in found)
+
+
+def test_padding_of_stacked_experts_grows_with_the_ranks_beyond_them():
+    few, many = (train(model("mixtral-8x7b-v0.1"), TrainingPlan(seq=256, zero=3, dp=dp)).peak_bytes for dp in (8, 16))
+    assert many > few
+
+
+def test_flash_is_refused_where_a_class_runs_eager_alone():
+    with pytest.raises(InputError, match="BloomForCausalLM has eager attention alone"):
+        train(model("bloom-3b"), TrainingPlan(seq=256, attention="flash"))
