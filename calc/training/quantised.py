@@ -24,7 +24,8 @@ NOTES: Final = (
 def loading(plan: TrainingPlan, spec: ModelSpec) -> dict[str, int]:
     """Bytes of the whole model without adapters: `loaded` (what is not in NF4 in bf16), `prepared` (in fp32), and `peak`.
 
-    At the peak of loading the largest weight is there in 16 bits too, from which its NF4 is made. Empty but for QLoRA.
+    `peak` is the more of two: loading, where the largest weight is there in 16 bits too, from which its NF4 is made, and
+    what is there once prepared. Empty but for QLoRA.
     """
     if plan.method != "qlora":
         return {}
@@ -33,7 +34,7 @@ def loading(plan: TrainingPlan, spec: ModelSpec) -> dict[str, int]:
     keys = [StateKey.of(whole)._replace(granule=1, recipe=recipe) for recipe in ("pure-bf16", "amp")]
     loaded, prepared = (sum(count * group_bytes(found, key).parameters for found, count in groups) for key in keys)
     largest = max((tensor.elements for found, _ in groups for tensor in found.tensors if tensor.quantised), default=0)
-    return {"loaded": loaded, "prepared": prepared, "peak": loaded + 2 * largest}
+    return {"loaded": loaded, "prepared": prepared, "peak": max(loaded + 2 * largest, prepared)}
 
 
 @lru_cache(maxsize=256)
