@@ -54,7 +54,7 @@ def _charts(answer: TrainingAnswer, numbers: Numbers, key: str) -> None:
     limit = ("the GPU's memory", float(memory)) if memory else None
     charts.title("One GPU of each stage, at the highest point of the step")
     charts.stacked(held_by_stage(answer), "bytes", numbers, f"{key}stages", limit)
-    charts.title("Highest point of each phase, on the stage that needs most")
+    charts.title("Highest point of each phase on the stage that needs most: the tensors alone")
     charts.stacked(
         {phase: [("tensors", value)] for phase, value in answer.phases.items()}, "bytes", numbers, f"{key}phases", limit
     )

@@ -8,7 +8,7 @@ import streamlit as st
 
 from calc.breakdown import Formula, Number
 from calc.training import Suggested
-from calc.training.checkpoint import DISK, HOST
+from calc.training.checkpoint import DISK
 from calc.training.costs import Cost
 from calc.training.fit import Change
 from pages.ui import charts, views
@@ -83,9 +83,10 @@ def _figures(found: Suggested, numbers: Numbers) -> list[Metric]:
             f"{saved.bytes:,} bytes on disk of a checkpoint to go on from: weights, master weights and optimizer state",
         ),
         Metric(
-            "Host memory",
+            "Host memory to resume",
             numbers.show(saved.host_bytes),
-            f"{saved.host_bytes:,} bytes of one node while it resumes: {saved.processes} processes that each load all of it",
+            f"{saved.host_bytes:,} bytes of one node while it resumes: {saved.processes} processes that each load "
+            f"{'all of it' if saved.shard_bytes is None else 'their own shards'}",
         ),
     ]
 
@@ -99,7 +100,7 @@ def _formulas(found: Suggested, key: str) -> None:
     saved = found.checkpoint
     rows: dict[str, tuple[Formula, Mapping[str, Number], str]] = {
         "Saved to resume": (DISK, saved.numbers, f"{saved.bytes:,}"),
-        "Host memory": (HOST, saved.numbers, f"{saved.host_bytes:,}"),
+        "Host memory to resume": (saved.host_formula, saved.numbers, f"{saved.host_bytes:,}"),
     }
     for change in found.fixes:
         for cost in change.costs:
