@@ -45,7 +45,7 @@ def _mix(b: Builder, x: Value, mixer: Mixer, tables: Value) -> Value:
     with b.tape.part(place):
         x = b.gather(x)
         if isinstance(mixer, Attention):
-            return b.scatter(ATTENTIONS.get(b.settings.router, attention)(b, x, mixer, tables))
+            return b.scatter(ATTENTIONS.get(b.settings.architecture, attention)(b, x, mixer, tables))
         if isinstance(mixer, LatentAttention):
             return b.scatter(latent(b, x, mixer, tables))
         if isinstance(mixer, CompressedAttention):
@@ -92,8 +92,8 @@ def _program(b: Builder, layer: Layer, x: Value, tables: Value) -> Value:
         return ops.dropout(t, made, residual_dropout, "mixer_output")
 
     def fed(value: Value) -> Value:
-        if b.settings.router in FEEDS:
-            return FEEDS[b.settings.router](b, value, layer)
+        if b.settings.architecture in FEEDS:
+            return FEEDS[b.settings.architecture](b, value, layer)
         made = branch(_feed(b, branch(value, before), layer.feed_forward), last)  # type: ignore[arg-type]
         return ops.dropout(t, made, residual_dropout, "feed_forward_output")
 
@@ -112,7 +112,7 @@ def _program(b: Builder, layer: Layer, x: Value, tables: Value) -> Value:
         x = ops.add(t, x, mixed(x), "residual")
     if layer.feed_forward:
         x = ops.add(t, x, fed(x), "output")
-    if b.settings.router in SCALED_LAYERS:
+    if b.settings.architecture in SCALED_LAYERS:
         return ops.scale_in_place(t, x)
     return ops.view_of(t, x)
 

@@ -50,7 +50,7 @@ def attention(b: Builder, x: Value, mixer: Attention, tables: Value) -> Value:
     else:
         queries = dim("2", 2) * a * d if mixer.gated else a * d
         query = b.linear(x, named(weights, "query"), queries, "query", names[0])
-        if b.settings.router in _SCALED_QUERIES:
+        if b.settings.architecture in _SCALED_QUERIES:
             query = ops.scale(t, query, "query")
         if mixer.gated:
             query, gate = ops.split(t, query, [a * d, a * d])
@@ -65,7 +65,7 @@ def attention(b: Builder, x: Value, mixer: Attention, tables: Value) -> Value:
     if mixer.rotary and b.settings.liger:
         query, key = liger.rotary(t, query, key)
     elif mixer.rotary:
-        wide, sizes = b.settings.router in _WIDE_ROTARY, (query.bytes, key.bytes)
+        wide, sizes = b.settings.architecture in _WIDE_ROTARY, (query.bytes, key.bytes)
         if wide:
             query, key = ops.cast(t, query, FULL, "fp32_query"), ops.cast(t, key, FULL, "fp32_key")
         query, key = _turned(b, query, a, mixer, tables, "query"), _turned(b, key, k, mixer, tables, "key")
@@ -195,7 +195,7 @@ def eager(
         scores = ops.scale(t, ops.unary(t, ops.scale(t, scores), "capped", "result"), "scores")
     raw = [ops.shift(t, scores, b.settings.bytes, "scores")]  # plus the mask, in the format of the embeddings
     del scores
-    if mixer and (mixer.sinks or b.settings.router in SHIFTED):
+    if mixer and (mixer.sinks or b.settings.architecture in SHIFTED):
         weights = shifted_softmax(b, raw, named, a, mixer.sinks)
     else:
         native = mixer is not None and mixer.modules[0] == "c_attn"  # GPT-2's softmax names no format

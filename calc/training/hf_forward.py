@@ -151,7 +151,7 @@ def moe(b: Builder, x: Value, module: MoE) -> Value:
 def _router(b: Builder, x: Value, module: MoE) -> Value:
     """The chosen experts' weights for each token (K numbers)."""
     t = b.tape
-    router = ROUTERS.get(b.settings.router, ROUTERS[""])
+    router = ROUTERS.get(b.settings.architecture, ROUTERS[""])
     experts = dim("E", module.num_experts)
     found = tuple(w for w in module.router if w.matmul)
     source = ops.cast(t, x, FULL, "input") if router.wide else x
@@ -196,7 +196,7 @@ def experts(b: Builder, x: Value, scores: Value, module: MoE, k: Dim, h: Dim) ->
     width = dim("2", 2) * f if expert.gated else f
     biases = [t.new("up_bias_of_slot", k * width, x.extent, settings.bytes)] if biased else []
     both = _grouped(b, gathered, b.weight(*up_weights, copies=copies), k * width, "gate_up", offsets)
-    if expert.gated and ROUTERS.get(settings.router, ROUTERS[""]).clamped:
+    if expert.gated and ROUTERS.get(settings.architecture, ROUTERS[""]).clamped:
         inner = _clamped(b, both, k * f)
     elif expert.gated:
         gate, up = ops.split(t, both, [k * f, k * f])

@@ -21,7 +21,7 @@ def shifted_softmax(b: Builder, scores: list[Value], named: list[Value], a: Dim,
     """
     t = b.tape
     joined = _beside_sinks(b, scores[0], a) if has_sinks else scores[0]
-    reused = b.settings.router in _REUSED
+    reused = b.settings.architecture in _REUSED
     if reused:
         scores.clear()
     largest = _largest(t, joined, a)

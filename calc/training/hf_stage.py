@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
-from calc.breakdown import Component, Formula, Number
+from calc.breakdown import Number
 from calc.model.feed_forward import MoE
 from calc.model.mixers import Attention, LatentAttention
 from calc.model.spec import ModelSpec
-from calc.training.blocks import Block, Sizes, alive_at, block_bytes, storage_bytes
+from calc.training.blocks import Sizes
 from calc.training.hf import embedding_block, end_block, layer_block
 from calc.training.hf_beside import OWN_POSITIONS, OWN_TABLES, class_constants
 from calc.training.hf_classes import EAGER_ONLY
+from calc.training.leaves import Source, block_segment, rounded_leaf
 from calc.training.liger import PATCHES, Patches, chunk_tokens
 from calc.training.plan import TrainingPlan
 from calc.training.program import Settings
@@ -21,19 +22,9 @@ from calc.training.recipes import RECIPES
 from calc.training.scoring import Scored
 from calc.training.segments import Constant, Segment
 from calc.training.stages import Stage
-from calc.training.states import GRANULE, tree
-from calc.training.tape import Storage
-from calc.training.tensors import FP32_ROUTERS, ModelTensors, Tensors, kind_path
+from calc.training.states import GRANULE
+from calc.training.tensors import FP32_ROUTERS, ModelTensors, kind_path
 from calc.units import ceil_div, round_up
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a ledger's rows come from."""
-
-    text: str
-    url: str
-
 
 PROGRAM = Source(
     "transformers 5.24 on PyTorch 2.13: what autograd saves, operator by operator (tools/autograd/derivatives.yaml)",
@@ -54,7 +45,7 @@ def settings_of(plan: TrainingPlan, spec: ModelSpec) -> Settings:
         ep=plan.ep,
         sharded_sequence=plan.sharded_sequence,
         lora=plan.lora,
-        router=spec.architecture,
+        architecture=spec.architecture,
         several=plan.sequences > 1 or attention_of(plan, spec) != "eager",
         longest_masked=max(shorter, default=0),
         liger=PATCHES.get(spec.architecture) if plan.implementation == "liger" else None,
@@ -141,60 +132,6 @@ def _chunk(plan: TrainingPlan, spec: ModelSpec) -> tuple[int, int]:
     return rows, ceil_div(tokens, rows)
 
 
-def block_segment(
-    path: tuple[str, ...], block: Block, sizes: Sizes, tensors: Tensors, plan: TrainingPlan, source: Source
-) -> Segment:
-    """A block with its numbers."""
-
-    def kept(cached: bool = False) -> tuple[Component, ...]:
-        numbers = (*block.kept, *block.cached) if cached else block.kept
-        return storage_tree([block.storages[number] for number in numbers], sizes, plan, source)
-
-    def alive(phase: str, accumulating: bool) -> tuple[Component, ...]:
-        return storage_tree(alive_at(block, sizes, phase, accumulating), sizes, plan, source)
-
-    return Segment(path, block_bytes(block, sizes), tensors, 0 in block.kept, kept, alive)
-
-
-def storage_tree(
-    storages: tuple[Storage, ...] | list[Storage], sizes: Sizes, plan: TrainingPlan, source: Source
-) -> tuple[Component, ...]:
-    """Storages as leaves under the names of the modules that made them; equal names are numbered."""
-    seen: dict[tuple[str, ...], int] = {}
-    leaves = []
-    for storage in storages:
-        again = seen[storage.name] = seen.get(storage.name, 0) + 1
-        name = storage.name if again == 1 else (*storage.name[:-1], f"{storage.name[-1]}_{again}")
-        leaves.append((name, _leaf(name[-1], storage, sizes, plan, source)))
-    return tree(leaves)
-
-
-def _leaf(name: str, storage: Storage, sizes: Sizes, plan: TrainingPlan, source: Source) -> Component:
-    extent, numbers = storage.extent, dict(storage.dim.numbers)
-    factors = [str(storage.bytes)]
-    if extent.batch:
-        factors.append("<b>")
-        numbers["b"] = sizes.batch
-    if extent.sequence:
-        beside = rf"<s> \cdot (<s> + {extent.more})" if extent.more else "<s>^{2}"
-        factors.append("<s>" if extent.sequence == 1 else beside)
-        numbers["s"] = sizes.tokens
-    if storage.dim.latex != "<1>":
-        factors.append(storage.dim.latex)
-    latex = r" \cdot ".join(factors)
-    if extent.shards > 1:
-        divided = r" \cdot ".join(factors[1:])
-        latex = rf"{factors[0]} \cdot \lceil \frac{{{divided}}}{{<t>}} \rceil"
-        numbers["t"] = extent.shards
-    value = storage_bytes(storage, sizes)
-    exact = storage_bytes(storage, sizes._replace(granule=1))
-    if exact != value:
-        latex = rf"512 \cdot \lceil \frac{{{latex}}}{{512}} \rceil"
-    assumes = ("s: tokens of a sequence on this device, s / c under context parallelism",) if plan.cp > 1 else ()
-    used = {letter: number for letter, number in numbers.items() if f"<{letter}>" in latex}
-    return Component(name, value, formula=Formula(latex, source.text, source.url, assumes), numbers=used)
-
-
 def hf_constants(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> list[Constant]:
     """What lives beside the blocks: the token ids, the loss, the rotary tables that all layers read and their frequencies."""
     batch, tokens = plan.sequences, plan.seq // plan.cp
@@ -275,11 +212,7 @@ def _masks(plan: TrainingPlan, spec: ModelSpec) -> Iterator[Constant]:
 
 
 def _constant(name: str, exact: int, latex: str, numbers: dict[str, Number], each: bool, until: str) -> Constant:
-    value = round_up(exact, GRANULE)
-    latex = latex if value == exact else rf"512 \cdot \lceil \frac{{{latex}}}{{512}} \rceil"
-    return Constant(
-        Component(name, value, formula=Formula(latex, PROGRAM.text, PROGRAM.url), numbers=numbers), each, until
-    )
+    return Constant(rounded_leaf(name, exact, latex, numbers, PROGRAM), each, until)
 
 
 _FP32_TABLES = frozenset({"Olmo2ForCausalLM", "Olmo3ForCausalLM"})  # the rest cast them to the model's format

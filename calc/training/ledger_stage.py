@@ -9,7 +9,7 @@ from calc.model.mixers import Attention, CompressedAttention, LatentAttention
 from calc.model.spec import ModelSpec
 from calc.model.weights import Dim, dim
 from calc.training.blocks import Block, Sizes
-from calc.training.hf_stage import Source, block_segment
+from calc.training.leaves import Source, block_segment
 from calc.training.ledgers import Layout, ledger_embedding, paper_end, paper_layer
 from calc.training.megatron import fused_end, fused_layer
 from calc.training.plan import TrainingPlan

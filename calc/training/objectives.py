@@ -14,10 +14,11 @@ from calc.breakdown import Component, Number
 from calc.model.spec import ModelSpec
 from calc.training.blocks import Block, BlockBytes, Sizes, block_bytes
 from calc.training.hf import embedding_block, end_block, layer_block
-from calc.training.hf_stage import Source, block_segment, hf_constants, scored_by, settings_of
+from calc.training.hf_stage import hf_constants, scored_by, settings_of
+from calc.training.leaves import Source, block_segment, rounded_leaf
 from calc.training.plan import TrainingPlan
 from calc.training.program import Settings
-from calc.training.rollout import rollout, rounded_leaf
+from calc.training.rollout import rollout
 from calc.training.segments import Constant, Segment
 from calc.training.stages import Stage
 from calc.training.states import GRANULE, Placed

@@ -21,7 +21,7 @@ from calc.units import ceil_div
 class Settings:
     """What a layer's program depends on beside the layer itself: number formats, kernels, layout, adapters.
 
-    `bytes` is the model's format and `router` the model class, which decides what its router keeps.
+    `bytes` is the model's format and `architecture` its class, whose own ways the program follows.
     """
 
     bytes: int = 2
@@ -32,7 +32,7 @@ class Settings:
     ep: int = 1
     sharded_sequence: bool = False
     lora: Lora | None = None
-    router: str = ""
+    architecture: str = ""
     several: bool = True  # sequences in a batch: then batched matmuls of eager attention copy heads that lie apart
     longest_masked: int = 0  # the longest window that the sequence fills, so that it needs a mask
     liger: liger.Patches | None = None  # Liger-Kernel's operators in the place of the model's own
@@ -62,7 +62,7 @@ class Builder:
         self, settings: Settings, layer: Layer | None = None, modules: tuple[str, ...] = (), saving: bool = True
     ) -> None:
         self.settings, self.layer, self.modules = settings, layer, modules
-        transposed = layer is not None and settings.router in _TRANSPOSED
+        transposed = layer is not None and settings.architecture in _TRANSPOSED
         self.tape = Tape(settings.bytes, settings.autocast, saving, transposed)
 
     def local(self, size: Dim) -> Dim:

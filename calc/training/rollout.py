@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from calc.breakdown import Component, Formula, Number
+from calc.breakdown import Component, Number
 from calc.model.spec import ModelSpec
 from calc.serving.cache import Kept, kept_tensors
 from calc.training.blocks import Sizes, alive_at, block_bytes
 from calc.training.hf import embedding_block, layer_block
-from calc.training.hf_stage import Source, settings_of, storage_tree
+from calc.training.hf_stage import settings_of
+from calc.training.leaves import Source, rounded_leaf, storage_tree
 from calc.training.plan import TrainingPlan
 from calc.training.stages import Stage
 from calc.training.states import GRANULE
 from calc.training.tensors import kind_path
-from calc.units import round_up
 
 GENERATE = Source(
     "transformers 5.24, generation/utils.py and cache_utils.py: DynamicCache, joined anew for each token, and sampling in fp32",
@@ -34,18 +34,11 @@ def _sum(leaves: tuple[Component, ...]) -> int:
     return sum(int(leaf.total) for leaf in leaves)
 
 
-def rounded_leaf(name: str, exact: int, latex: str, numbers: dict[str, Number], source: Source = GENERATE) -> Component:
-    """A leaf of so many exact bytes, rounded up as the allocator does."""
-    value = round_up(exact, GRANULE)
-    latex = latex if value == exact else rf"512 \cdot \lceil \frac{{{latex}}}{{512}} \rceil"
-    return Component(name, value, formula=Formula(latex, source.text, source.url), numbers=numbers)
-
-
 def _tokens(plan: TrainingPlan) -> tuple[Component, ...]:
     """The tokens so far and their mask, each joined anew."""
     numbers: dict[str, Number] = {"B": plan.generated, "s": plan.seq}
     size = 8 * plan.generated * plan.seq
-    return tuple(rounded_leaf(name, size, r"8 \cdot <B> \cdot <s>", numbers) for name in ("tokens", "mask"))
+    return tuple(rounded_leaf(name, size, r"8 \cdot <B> \cdot <s>", numbers, GENERATE) for name in ("tokens", "mask"))
 
 
 def _cached(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tokens: int) -> tuple[Component, ...]:
@@ -68,7 +61,11 @@ def _one(plan: TrainingPlan, spec: ModelSpec, kept: Kept, tokens: int) -> Compon
     held = min(tokens, kept.most - 1) if kept.most else tokens
     numbers: dict[str, Number] = {"w": size, "B": plan.generated, "n": held, **dict(kept.numbers)}
     return rounded_leaf(
-        kept.name, size * plan.generated * held * kept.elements, rf"<w> \cdot <B> \cdot <n> \cdot {kept.latex}", numbers
+        kept.name,
+        size * plan.generated * held * kept.elements,
+        rf"<w> \cdot <B> \cdot <n> \cdot {kept.latex}",
+        numbers,
+        GENERATE,
     )
 
 
@@ -92,7 +89,7 @@ def _prompts(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> tuple[Compone
         "h": spec.hidden_size,
     }
     size = int(numbers["w"]) * plan.generated * plan.prompt_tokens * spec.hidden_size
-    embedded = rounded_leaf("embedded", size, r"<w> \cdot <B> \cdot <p> \cdot <h>", numbers)
+    embedded = rounded_leaf("embedded", size, r"<w> \cdot <B> \cdot <p> \cdot <h>", numbers, GENERATE)
     return (*_cached(plan, spec, stage, plan.prompt_tokens), embedded, _working(plan, spec, stage, plan.prompt_tokens))
 
 
@@ -108,5 +105,5 @@ def _choice(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> tuple[Componen
     """The logits of the last position in the model's format and in fp32, and their probabilities."""
     numbers: dict[str, Number] = {"B": plan.generated, "V": spec.vocab_size, "w": settings_of(plan, spec).bytes}
     size = (int(numbers["w"]) + _SAMPLING) * plan.generated * spec.vocab_size
-    chosen = rounded_leaf("choice", size, rf"(<w> + {_SAMPLING}) \cdot <B> \cdot <V>", numbers)
+    chosen = rounded_leaf("choice", size, rf"(<w> + {_SAMPLING}) \cdot <B> \cdot <V>", numbers, GENERATE)
     return (*_cached(plan, spec, stage, plan.seq - 1), chosen)

@@ -32,7 +32,7 @@ def _mixed(b: TitanBuilder, x: Value, mixer: Mixer | None, tables: Value) -> Val
 def _program(b: TitanBuilder, layer: Layer, x: Value, tables: Value) -> Value:
     t = b.tape
     first, second = layer.norms
-    if b.settings.router in COSINES:  # FSDP2 casts what a layer is given
+    if b.settings.architecture in COSINES:  # FSDP2 casts what a layer is given
         with t.part("attention"):
             tables = t.new("rotary_tables", Dim(2 * tables.dim.size, r"2 \cdot <d>", tables.dim.numbers), POSITIONS)
             b.argument = None if t.saving else tables

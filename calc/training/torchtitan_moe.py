@@ -53,7 +53,7 @@ def _router(b: TitanBuilder, x: Value, module: MoE, k: Dim) -> tuple[Value, Valu
     largest, chosen = t.new("largest", k, x.extent, FULL), t.new("chosen", k, x.extent, LONG)
     weights = t.new("weights", k, x.extent, FULL)
     ops.kernel(t, [scores], weights, [chosen])
-    if b.settings.router in _NORMALISED:
+    if b.settings.architecture in _NORMALISED:
         weights = _normalised(b, weights)
     weights = ops.scale(t, weights, "scaled")
     del biased, largest

@@ -58,7 +58,7 @@ def _turned(b: Builder, query: Value, key: Value, tables: Value) -> tuple[Value,
     """Rotary positions on queries and keys."""
     t = b.tape
     with t.part("rotary"):
-        if b.settings.router in COSINES:
+        if b.settings.architecture in COSINES:
             return _by_cosines(b, query, tables, "query"), _by_cosines(b, key, tables, "key")
         wide_query, wide_key = ops.cast(t, query, FULL, "fp32_query"), ops.cast(t, key, FULL, "fp32_key")
         turned_query = _complex(b, wide_query, tables, "turned_query")

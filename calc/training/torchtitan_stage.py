@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from calc.breakdown import Component, Formula, Number
+from calc.breakdown import Number
 from calc.errors import InputError
 from calc.model.feed_forward import MLP, MoE
 from calc.model.mixers import Attention, LatentAttention
 from calc.model.spec import Layer, ModelSpec
 from calc.training.blocks import Sizes
-from calc.training.hf_stage import Source, block_segment
+from calc.training.leaves import Source, block_segment, rounded_leaf
 from calc.training.plan import TrainingPlan
 from calc.training.program import Settings
 from calc.training.recipes import RECIPES
@@ -74,7 +74,7 @@ def settings_of(plan: TrainingPlan, spec: ModelSpec) -> Settings:
         attention="sdpa",
         tp=plan.tp,
         sharded_sequence=plan.sharded_sequence,
-        router=spec.architecture,
+        architecture=spec.architecture,
     )
 
 
@@ -130,8 +130,4 @@ def torchtitan_constants(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> l
 
 
 def _constant(name: str, exact: int, latex: str, numbers: dict[str, Number], each: bool, until: str) -> Constant:
-    value = round_up(exact, GRANULE)
-    latex = latex if value == exact else rf"512 \cdot \lceil \frac{{{latex}}}{{512}} \rceil"
-    return Constant(
-        Component(name, value, formula=Formula(latex, PROGRAM.text, PROGRAM.url), numbers=numbers), each, until
-    )
+    return Constant(rounded_leaf(name, exact, latex, numbers, PROGRAM), each, until)
