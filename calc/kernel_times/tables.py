@@ -1,0 +1,79 @@
+"""The measured tables as they are kept, and which of them stands for a GPU.
+
+data/kernel_times/index.json says where the measurements are from and lists every table with its axes, engine, version and error on
+shapes held out of its making; the numbers are in one .npz file a GPU (16-bit integers, 1/256 of a factor of two).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from calc.hardware import Gpu
+from calc.kernel_times.grids import Grid
+
+DATA: Final = Path(__file__).parent.parent / "data" / "kernel_times"
+STEPS: Final = 256  # of the kept integers in a factor of two
+
+# the GPUs with tables whose kernels are nearest, nearest first, by compute capability or architecture
+_RELATIVES: Final = {
+    "7": ("a100-sxm-80gb",),
+    "8.0": ("a100-sxm-80gb",),
+    "8": ("l40s-48gb", "a100-sxm-80gb"),
+    "9": ("h100-sxm-80gb", "h200-141gb"),
+    "10.0": ("b200-180gb", "gb200-186gb", "b300-288gb"),
+    "10.3": ("b300-288gb", "gb300-288gb", "b200-180gb"),
+    "12": ("rtx-pro-6000-server-96gb", "b200-180gb"),
+    "": ("h100-sxm-80gb", "h200-141gb", "b200-180gb"),  # other vendors
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One measured table: a kernel kind in a number format, of an engine's version on a GPU."""
+
+    gpu: str
+    kind: str
+    dtype: str
+    engine: str
+    version: str
+    error: tuple[float, float]  # median and 90th percentile, relative, on held-out shapes
+    grid: Grid
+
+
+@cache
+def index() -> dict[str, Any]:
+    """The list of tables, with the source and licence of the measurements."""
+    found: dict[str, Any] = json.loads((DATA / "index.json").read_text(encoding="utf-8"))
+    return found
+
+
+@cache
+def _arrays(gpu: str) -> Any:
+    return np.load(DATA / f"{gpu}.npz", allow_pickle=False)
+
+
+@cache
+def table(gpu: str, kind: str, dtype: str, engine: str | None) -> Table | None:
+    """That GPU's table; of the engine, or of the one that the index lists first (`engine` None, or an engine without one)."""
+    rows = [row for row in index()["tables"] if (row["gpu"], row["kind"], row["dtype"]) == (gpu, kind, dtype)]
+    row = next((row for row in rows if row["engine"] == engine), rows[0] if rows else None)
+    if row is None:
+        return None
+    axes = tuple(np.log2(np.asarray(knots, dtype=float)) for knots in index()["axes"][row["axes"]].values())
+    values = _arrays(gpu)[row["array"]].astype(float).reshape([len(axis) for axis in axes]) / STEPS
+    return Table(gpu, kind, dtype, row["engine"], row["version"], (row["median"], row["p90"]), Grid(axes, values))
+
+
+def relatives(gpu: Gpu) -> tuple[str, ...]:
+    """The GPUs whose tables stand for this one's, nearest first: itself where it was measured, then its kin."""
+    capability = gpu.compute_capability or ""
+    keys = (capability, capability.split(".")[0], "")
+    near = next(_RELATIVES[key] for key in keys if key in _RELATIVES)
+    own = (gpu.name,) if gpu.name in index()["gpus"] else ()
+    return own + tuple(name for name in near if name != gpu.name)

@@ -1,0 +1,228 @@
+"""Seconds of one kernel on a GPU, with the words that say where they are from.
+
+Every function takes whole numbers or arrays of them, broadcast together, and returns seconds in that shape (a plain float for
+plain numbers). Times are of a kernel inside a CUDA graph: the host's launch cost is `eager_launch` a kernel, on top.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final, Literal
+
+import numpy as np
+
+from calc.errors import InputError
+from calc.hardware import Gpu
+from calc.kernel_times import work
+from calc.kernel_times.grids import FloatArray, Numbers
+from calc.kernel_times.tables import Table, relatives, table
+from calc.kernel_times.work import FORMATS, KV_BYTES, Work
+
+Source = Literal["measured", "calibrated", "roofline"]
+Engine = Literal["vllm", "sglang", "trtllm"]
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
+
+# where no table speaks of a kind: the share of the peak and of the bandwidth that large bf16 products and copies reach on most GPUs
+# of the tables (0.64 to 0.90 and 0.70 to 0.84), and the relative error that this leaves
+_SHARE: Final = 0.8
+_RELATION_ERROR: Final = 0.1  # what a relative's shares add to the median error
+_UNKNOWN_ERROR: Final = (0.3, 0.6)
+_ROOFLINE_ERROR: Final = (0.5, 0.9)
+
+
+class KernelTimes:
+    """The kernels of one GPU. `source` and `notes` are for users: whose measurements these are, and what is missing."""
+
+    def __init__(self, gpu: Gpu, source: Source = "measured", engine: Engine | None = None) -> None:
+        """InputError when the GPU's memory bandwidth is unknown, without which no kernel has a time."""
+        if gpu.memory_bandwidth is None:
+            raise InputError.of("gpu", gpu.name, "no source gives its memory bandwidth; --gpu-GBps gives one")
+        self.gpu = gpu
+        self.engine = engine
+        self._bandwidth = gpu.memory_bandwidth
+        self._relatives = () if source == "roofline" else relatives(gpu)
+        self._exact = source == "roofline"
+        self.launch_floor = 0.0 if self._exact else 2.5e-6
+        self.eager_launch = 0.0 if self._exact else 6e-6
+
+    @property
+    def source(self) -> str:
+        """Where the times are from, in the words that a page shows."""
+        if self._exact:
+            return "roofline"
+        nearest = self._relatives[0]
+        return f"table {nearest}" if nearest == self.gpu.name else f"table {nearest} by relation"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know of the source."""
+        if self._exact:
+            return (f"roofline: every kernel at the full peak and bandwidth of {self.gpu.name}, without launch cost",)
+        nearest = self._relatives[0]
+        if nearest == self.gpu.name:
+            return ()
+        return (f"{self.gpu.name} has no measured kernels: the shares of peak and bandwidth are those of {nearest}",)
+
+    def gemm(self, m: Numbers, n: Numbers, k: Numbers, *, dtype: str = "bf16") -> FloatArray:
+        """One matrix product [m, k] x [k, n]. InputError when the GPU cannot multiply in that format."""
+        self._check(dtype)
+        return self._seconds("gemm", dtype, work.gemm(m, n, k, dtype))
+
+    def context_attention(
+        self,
+        *,
+        batch: Numbers,
+        query: Numbers,
+        context: Numbers = 0,
+        heads: Numbers,
+        kv_heads: Numbers,
+        head_dim: Numbers,
+        kv_dtype: str = "bf16",
+        window: Numbers = 0,
+        causal: bool = True,
+    ) -> FloatArray:
+        """One layer's attention of `query` new tokens a sequence over `context` cached ones and themselves."""
+        self._check_kv(kv_dtype)
+        kernel = work.context_attention(
+            batch, query, context, heads, kv_heads, head_dim, window, kv_dtype, causal=causal
+        )
+        return self._seconds("context_attention", kv_dtype, kernel)
+
+    def decode_attention(
+        self,
+        *,
+        batch: Numbers,
+        context: Numbers,
+        heads: Numbers,
+        kv_heads: Numbers,
+        head_dim: Numbers,
+        kv_dtype: str = "bf16",
+        window: Numbers = 0,
+    ) -> FloatArray:
+        """One layer's attention of one new token a sequence over `context` cached ones."""
+        self._check_kv(kv_dtype)
+        kernel = work.decode_attention(batch, context, heads, kv_heads, head_dim, window, kv_dtype)
+        return self._seconds("decode_attention", kv_dtype, kernel)
+
+    def mla_context(
+        self,
+        *,
+        batch: Numbers,
+        query: Numbers,
+        context: Numbers = 0,
+        heads: Numbers,
+        qk_nope: Numbers = 128,
+        qk_rope: Numbers = 64,
+        v_head: Numbers = 128,
+        kv_dtype: str = "bf16",
+    ) -> FloatArray:
+        """One layer's latent attention of a prompt: the core alone; the projections are GEMMs."""
+        self._check_kv(kv_dtype)
+        kernel = work.mla_context(batch, query, context, heads, np.add(qk_nope, qk_rope), v_head)
+        return self._seconds("mla_context", kv_dtype, kernel)
+
+    def mla_decode(
+        self,
+        *,
+        batch: Numbers,
+        context: Numbers,
+        heads: Numbers,
+        kv_lora_rank: Numbers = 512,
+        qk_rope: Numbers = 64,
+        kv_dtype: str = "bf16",
+    ) -> FloatArray:
+        """One layer's latent attention of one new token a sequence: the core alone, absorbed."""
+        self._check_kv(kv_dtype)
+        kernel = work.mla_decode(batch, context, heads, kv_lora_rank, qk_rope, kv_dtype)
+        return self._seconds("mla_decode", kv_dtype, kernel)
+
+    def experts(
+        self,
+        *,
+        tokens: Numbers,
+        hidden: Numbers,
+        intermediate: Numbers,
+        num_experts: Numbers,
+        top_k: Numbers,
+        ep: Numbers = 1,
+        tp: Numbers = 1,
+        dtype: str = "bf16",
+        skew: Literal["balanced", "power_law"] = "balanced",
+        gated: bool = True,
+    ) -> FloatArray:
+        """The grouped GEMMs of one rank's experts with their activation; `tokens` are those of the whole expert-parallel group."""
+        self._check(dtype)
+        kernel = work.experts(tokens, hidden, intermediate, num_experts, top_k, ep, tp, dtype, gated=gated)
+        return self._seconds("experts", dtype, kernel)
+
+    def memory_bound(self, read_bytes: Numbers, write_bytes: Numbers = 0) -> FloatArray:
+        """One element-wise or norm kernel that reads and writes so many bytes."""
+        moved = np.add(read_bytes, write_bytes, dtype=float)
+        if self._exact:
+            return np.asarray(moved / self._bandwidth)[()]
+        return np.asarray(np.maximum(self.launch_floor, moved / (self._bandwidth * _SHARE)))[()]
+
+    def collective(
+        self, kind: Collective, bytes: Numbers, ranks: Numbers, *, kernel: Literal["nccl", "custom"] = "nccl"
+    ) -> FloatArray:
+        """One collective within an NVLink or PCIe domain. `bytes` is the whole tensor: what all-gather gives to each rank, what
+        reduce-scatter and all-reduce take from each, what one rank of an all-to-all has for all others and itself, or a message."""
+        link = self.gpu.link_bandwidth or self.gpu.pcie_bandwidth
+        if link is None:
+            raise InputError.of(
+                "gpu", self.gpu.name, "no source gives the bandwidth between GPUs; --intra-GBps gives one"
+            )
+        sent = work.collective_bytes(kind, bytes, ranks)
+        if self._exact:
+            return np.asarray(sent / link)[()]
+        found = self._find(kernel, kind) if kernel == "custom" else None
+        found = found or self._find("nccl", "all_gather" if kind == "send" else kind)
+        base = sent / link + work.FIXED_SECONDS
+        if found is None:
+            return np.asarray(sent / (link * _SHARE) + 10e-6)[()]
+        point = (np.multiply(bytes, 2), 2) if kind == "send" else (bytes, ranks)
+        seconds = base * found.grid.factor(point)
+        return np.asarray(np.where(np.asarray(ranks) > 1, seconds, 0.0))[()]
+
+    def error(self, kind: str, dtype: str = "bf16") -> tuple[float, float]:
+        """The median and the 90th percentile of the relative error: on shapes held out of the table, where there is one."""
+        if self._exact:
+            return _ROOFLINE_ERROR
+        found = self._find(kind, dtype)
+        if found is None:
+            return _UNKNOWN_ERROR
+        wider = 0.0 if found.gpu == self.gpu.name else _RELATION_ERROR
+        return found.error[0] + wider, found.error[1] + 2 * wider
+
+    def _find(self, kind: str, dtype: str) -> Table | None:
+        return next((found for name in self._relatives if (found := table(name, kind, dtype, self.engine))), None)
+
+    def _seconds(self, kind: str, dtype: str, kernel: Work) -> FloatArray:
+        peak = self.gpu.peak_flops(kernel.peak) or self.gpu.peak_flops("fp16")
+        if peak is None:
+            raise InputError.of("gpu", self.gpu.name, f"{self.gpu.why_no_peak(kernel.peak)}; --gpu-tflops gives one")
+        if self._exact:
+            return kernel.seconds(peak, self._bandwidth, 0.0)[()]
+        found = self._find(kind, dtype) or self._find(kind, "bf16")
+        if found is None:
+            return kernel.seconds(peak * _SHARE, self._bandwidth * _SHARE)[()]
+        return np.asarray(kernel.seconds(peak, self._bandwidth) * found.grid.factor(kernel.point))[()]
+
+    def _check(self, dtype: str) -> None:
+        if dtype not in FORMATS:
+            raise InputError.of("dtype", dtype, f"it must be one of {', '.join(FORMATS)}")
+        lacks = self.gpu.lacks(FORMATS[dtype].peak)
+        if lacks and FORMATS[dtype].peak != "bf16":  # 16 bits: what lacks bf16 runs fp16
+            runs = ", ".join(name for name, kind in FORMATS.items() if not self.gpu.lacks(kind.peak))
+            raise InputError.of("dtype", dtype, f"{lacks}; it runs {runs}")
+
+    def _check_kv(self, dtype: str) -> None:
+        if dtype not in KV_BYTES:
+            raise InputError.of("kv_dtype", dtype, f"it must be one of {', '.join(KV_BYTES)}")
+
+
+@lru_cache(maxsize=64)
+def kernel_times(gpu: Gpu, source: Source = "measured", engine: Engine | None = None) -> KernelTimes:
+    """The kernels of a GPU by source: "measured" (public tables of that GPU, or its nearest relative's shares of this GPU's peaks),
+    "calibrated" (the user's own measurements where they exist) or "roofline"; `engine` says whose kernels, None the best kept."""
+    return KernelTimes(gpu, source, engine)
