@@ -9,8 +9,8 @@ is in them because sizes are added where the operation subtracts.
 import torch
 
 from kernels.standard_attention import visible
+from tests.kernels.precision import UNIT
 
-UNIT = 2.0**-24
 EXPONENTIAL = 4  # units of the last place: libraries' exp and exp2, and the division by their sum
 
 
