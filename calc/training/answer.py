@@ -14,11 +14,11 @@ from calc.model.mixers import Attention, Recurrence
 from calc.model.spec import ModelSpec
 from calc.training.adapters import VARIANTS
 from calc.training.alive import components
-from calc.training.hf_classes import EAGER_ONLY
 from calc.training.hf_modelled import remarks
 from calc.training.hf_stage import needs_eager
 from calc.training.ledger_stage import score_buffer
 from calc.training.memory import StageMemory, stage_memory
+from calc.training.model_classes import model_class
 from calc.training.offload import NOTES, Offloaded, offloaded
 from calc.training.overhead import SOURCES, Overhead, most, overhead
 from calc.training.plan import TrainingPlan
@@ -230,11 +230,15 @@ def _attention(plan: TrainingPlan, spec: ModelSpec) -> Iterator[str]:
     if plan.attention != "sdpa" or not plan.transformers:
         return
     if needs_eager(spec):
-        reason = "its class has no SDPA" if spec.architecture in EAGER_ONLY else "capped scores or sinks have no SDPA"
+        reason = (
+            "its class has no SDPA"
+            if model_class(spec.architecture).eager_only
+            else "capped scores or sinks have no SDPA"
+        )
         yield f"attention: transformers runs this model's attention eager ({reason})"
     mixers = [kind.mixer for kind in spec.layers.kinds]
     one = any(isinstance(mixer, Attention) and mixer.num_key_value_heads == 1 for mixer in mixers)
-    if spec.architecture == "FalconForCausalLM" and one:
+    if model_class(spec.architecture).modeling == "falcon" and one:
         yield (
             "attention: Falcon's class always gives SDPA a mask, and with one key and value head for all queries no fused kernel "
             "takes it: PyTorch's plain mathematics keeps all scores in fp32"

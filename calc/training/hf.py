@@ -11,9 +11,9 @@ from calc.model.weights import Dim, Norm, dim
 from calc.training import liger, ops
 from calc.training.blocks import OUTSIDE, Block, recomputed, record
 from calc.training.hf_attention import attention, compressed, latent
-from calc.training.hf_classes import ATTENTIONS, BATCHED_POSITIONS
+from calc.training.hf_classes import ATTENTIONS
 from calc.training.hf_forward import mlp, moe
-from calc.training.hf_gemma4 import FEEDS, SCALED_LAYERS
+from calc.training.hf_gemma4 import feed as gemma4_feed
 from calc.training.ops import FULL, LONG, ONE
 from calc.training.program import Builder, Settings
 from calc.training.scoring import Scored, log_probabilities
@@ -45,7 +45,7 @@ def _mix(b: Builder, x: Value, mixer: Mixer, tables: Value) -> Value:
     with b.tape.part(place):
         x = b.gather(x)
         if isinstance(mixer, Attention):
-            return b.scatter(ATTENTIONS.get(b.settings.architecture, attention)(b, x, mixer, tables))
+            return b.scatter(ATTENTIONS.get(b.model_class.modeling, attention)(b, x, mixer, tables))
         if isinstance(mixer, LatentAttention):
             return b.scatter(latent(b, x, mixer, tables))
         if isinstance(mixer, CompressedAttention):
@@ -92,8 +92,8 @@ def _program(b: Builder, layer: Layer, x: Value, tables: Value) -> Value:
         return ops.dropout(t, made, residual_dropout, "mixer_output")
 
     def fed(value: Value) -> Value:
-        if b.settings.architecture in FEEDS:
-            return FEEDS[b.settings.architecture](b, value, layer)
+        if b.model_class.modeling == "gemma4":
+            return gemma4_feed(b, value, layer)
         made = branch(_feed(b, branch(value, before), layer.feed_forward), last)  # type: ignore[arg-type]
         return ops.dropout(t, made, residual_dropout, "feed_forward_output")
 
@@ -112,7 +112,7 @@ def _program(b: Builder, layer: Layer, x: Value, tables: Value) -> Value:
         x = ops.add(t, x, mixed(x), "residual")
     if layer.feed_forward:
         x = ops.add(t, x, fed(x), "output")
-    if b.settings.architecture in SCALED_LAYERS:
+    if b.model_class.scaled_layers:
         return ops.scale_in_place(t, x)
     return ops.view_of(t, x)
 
@@ -264,7 +264,7 @@ def embedding_block(spec: ModelSpec, settings: Settings, leaf: bool = False) -> 
             out = _token(b, spec, tokens, h, leaf)
             for table in spec.embeddings[1:]:
                 if table.name == "position":
-                    extent = TOKENS if spec.architecture in BATCHED_POSITIONS else POSITIONS
+                    extent = TOKENS if b.model_class.batched_positions else POSITIONS
                     positions = t.new("positions", ONE, extent, LONG)
                     looked = t.new(table.name, h, extent, settings.bytes)
                     _lookup(b, b.weight(table), positions, looked, False)

@@ -6,7 +6,7 @@ from calc.model.mixers import Attention, CompressedAttention, LatentAttention
 from calc.model.weights import Dim, Norm, dim
 from calc.model.weights import Weight as ModelWeight
 from calc.training import liger, ops
-from calc.training.hf_sinks import SHIFTED, shifted_softmax
+from calc.training.hf_sinks import shifted_softmax
 from calc.training.ops import FULL, HALF, LONG, ONE
 from calc.training.program import Builder
 from calc.training.tape import FIXED, PAIRS, Value
@@ -29,11 +29,6 @@ def rotary(b: Builder, x: Value, tables: Value, name: str, sines: Value | None =
     return ops.add(t, ops.mul(t, x, tables, "cosine"), ops.mul(t, turned(), sines or tables, "sine"), name)
 
 
-# Model classes that turn queries and keys in fp32, and those that scale the queries before the kernel.
-_WIDE_ROTARY = frozenset({"CohereForCausalLM", "Cohere2ForCausalLM"})
-_SCALED_QUERIES = frozenset({"OPTForCausalLM"})
-
-
 def attention(b: Builder, x: Value, mixer: Attention, tables: Value) -> Value:
     """Projections, norms on heads, rotary positions, the kernel and the output projection."""
     t, weights = b.tape, mixer.parts[0].weights
@@ -50,7 +45,7 @@ def attention(b: Builder, x: Value, mixer: Attention, tables: Value) -> Value:
     else:
         queries = dim("2", 2) * a * d if mixer.gated else a * d
         query = b.linear(x, named(weights, "query"), queries, "query", names[0])
-        if b.settings.architecture in _SCALED_QUERIES:
+        if b.model_class.scaled_queries:
             query = ops.scale(t, query, "query")
         if mixer.gated:
             query, gate = ops.split(t, query, [a * d, a * d])
@@ -65,7 +60,7 @@ def attention(b: Builder, x: Value, mixer: Attention, tables: Value) -> Value:
     if mixer.rotary and b.settings.liger:
         query, key = liger.rotary(t, query, key)
     elif mixer.rotary:
-        wide, sizes = b.settings.architecture in _WIDE_ROTARY, (query.bytes, key.bytes)
+        wide, sizes = b.model_class.fp32_rotary, (query.bytes, key.bytes)
         if wide:
             query, key = ops.cast(t, query, FULL, "fp32_query"), ops.cast(t, key, FULL, "fp32_key")
         query, key = _turned(b, query, a, mixer, tables, "query"), _turned(b, key, k, mixer, tables, "key")
@@ -195,7 +190,7 @@ def eager(
         scores = ops.scale(t, ops.unary(t, ops.scale(t, scores), "capped", "result"), "scores")
     raw = [ops.shift(t, scores, b.settings.bytes, "scores")]  # plus the mask, in the format of the embeddings
     del scores
-    if mixer and (mixer.sinks or b.settings.architecture in SHIFTED):
+    if mixer and (mixer.sinks or b.model_class.shifted_scores):
         weights = shifted_softmax(b, raw, named, a, mixer.sinks)
     else:
         native = mixer is not None and mixer.modules[0] == "c_attn"  # GPT-2's softmax names no format

@@ -7,21 +7,20 @@ from collections.abc import Callable, Iterator
 from calc.breakdown import Number
 from calc.model.mixers import Attention
 from calc.model.spec import ModelSpec
+from calc.training.model_classes import Modeling, model_class
 from calc.training.plan import TrainingPlan
 from calc.training.program import Settings
 
 # name, bytes, formula, its numbers, whether each micro-batch has its own, and until when: the arguments of a constant
 Row = tuple[str, int, str, dict[str, Number], bool, str]
 
-OWN_TABLES = frozenset({"GPTJForCausalLM"})  # classes without the usual rotary tables
-OWN_POSITIONS = frozenset({"BloomForCausalLM", "OPTForCausalLM"})  # and without the usual position ids
-
 
 def class_constants(plan: TrainingPlan, spec: ModelSpec, settings: Settings) -> Iterator[Row]:
     """Those of the model's class."""
-    if spec.architecture in _BESIDE:
+    modeling = model_class(spec.architecture).modeling
+    if modeling in _CONSTANTS:
         until = "layers" if plan.recompute == "full" else "stack"  # a checkpoint holds its layer's arguments
-        yield from _BESIDE[spec.architecture](plan, spec, settings, until)
+        yield from _CONSTANTS[modeling](plan, spec, settings, until)
 
 
 def _attention(spec: ModelSpec) -> Attention:
@@ -72,9 +71,9 @@ def _gptj(plan: TrainingPlan, spec: ModelSpec, settings: Settings, until: str) -
     yield "table", 4 * rows * width, r"4 \cdot <n> \cdot <d>", {"n": rows, "d": width}, False, "step"
 
 
-_BESIDE: dict[str, Callable[[TrainingPlan, ModelSpec, Settings, str], Iterator[Row]]] = {
-    "BloomForCausalLM": _bloom,
-    "FalconForCausalLM": _falcon,
-    "GPTJForCausalLM": _gptj,
-    "OPTForCausalLM": _opt,
+_CONSTANTS: dict[Modeling, Callable[[TrainingPlan, ModelSpec, Settings, str], Iterator[Row]]] = {
+    "bloom": _bloom,
+    "falcon": _falcon,
+    "gptj": _gptj,
+    "opt": _opt,
 }

@@ -8,12 +8,10 @@ from calc.model.mixers import Attention
 from calc.model.weights import Dim, dim
 from calc.training import ops
 from calc.training.hf_attention import Heads, eager, expanded, fused, mathematics, merged, named, rotary
+from calc.training.model_classes import Modeling
 from calc.training.ops import FULL, HALF, LONG, ONE
 from calc.training.program import Builder
 from calc.training.tape import FIXED, PAIRS, POSITIONS, Value
-
-EAGER_ONLY = frozenset({"BloomForCausalLM"})  # classes without SDPA
-BATCHED_POSITIONS = frozenset({"OPTForCausalLM"})  # classes that look positions up for each sequence
 
 
 def _joint(b: Builder, x: Value, mixer: Attention, out: Dim) -> Value:
@@ -158,8 +156,8 @@ def gptj(b: Builder, x: Value, mixer: Attention, tables: Value) -> Value:
     return _output(b, mixed, mixer)
 
 
-ATTENTIONS: dict[str, Callable[[Builder, Value, Attention, Value], Value]] = {
-    "BloomForCausalLM": bloom,
-    "FalconForCausalLM": falcon,
-    "GPTJForCausalLM": gptj,
+ATTENTIONS: dict[Modeling, Callable[[Builder, Value, Attention, Value], Value]] = {
+    "bloom": bloom,
+    "falcon": falcon,
+    "gptj": gptj,
 }

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from calc.model.feed_forward import MLP, MoE
 from calc.model.weights import Dim, dim
 from calc.training import liger, ops
+from calc.training.model_classes import Router as RouterName
 from calc.training.ops import FULL, HALF, LONG, ONE
 from calc.training.program import Builder
 from calc.training.tape import FIXED, Edge, Value, Weight
-from calc.training.tensors import FP32_ROUTERS
 
 
 def _gelu_new(b: Builder, x: Value) -> Value:
@@ -119,13 +119,12 @@ class Router:
     clamped: bool = False
 
 
-_FP32_ROUTER = Router(_NORMALISED, wide=True, sigmoid=True)
-ROUTERS: dict[str, Router] = {
-    "": Router(_NORMALISED),
-    "MixtralForCausalLM": Router(_NORMALISED, wide_scores=True),
-    "GptOssForCausalLM": Router((("chosen", LONG, "K"), ("chosen_probabilities", HALF, "K")), clamped=True),
-    **dict.fromkeys(FP32_ROUTERS, _FP32_ROUTER),
-    "DeepseekV2ForCausalLM": Router(_SOFTMAX, wide=True, wide_scores=True),
+ROUTERS: dict[RouterName, Router] = {
+    "usual": Router(_NORMALISED),
+    "mixtral": Router(_NORMALISED, wide_scores=True),
+    "clamped": Router((("chosen", LONG, "K"), ("chosen_probabilities", HALF, "K")), clamped=True),
+    "fp32": Router(_SOFTMAX, wide=True, wide_scores=True),
+    "fp32_corrected": Router(_NORMALISED, wide=True, sigmoid=True),
 }
 
 
@@ -151,7 +150,7 @@ def moe(b: Builder, x: Value, module: MoE) -> Value:
 def _router(b: Builder, x: Value, module: MoE) -> Value:
     """The chosen experts' weights for each token (K numbers)."""
     t = b.tape
-    router = ROUTERS.get(b.settings.architecture, ROUTERS[""])
+    router = ROUTERS[b.model_class.router]
     experts = dim("E", module.num_experts)
     found = tuple(w for w in module.router if w.matmul)
     source = ops.cast(t, x, FULL, "input") if router.wide else x
@@ -196,7 +195,7 @@ def experts(b: Builder, x: Value, scores: Value, module: MoE, k: Dim, h: Dim) ->
     width = dim("2", 2) * f if expert.gated else f
     biases = [t.new("up_bias_of_slot", k * width, x.extent, settings.bytes)] if biased else []
     both = _grouped(b, gathered, b.weight(*up_weights, copies=copies), k * width, "gate_up", offsets)
-    if expert.gated and ROUTERS.get(settings.architecture, ROUTERS[""]).clamped:
+    if expert.gated and ROUTERS[b.model_class.router].clamped:
         inner = _clamped(b, both, k * f)
     elif expert.gated:
         gate, up = ops.split(t, both, [k * f, k * f])

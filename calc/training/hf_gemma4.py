@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from calc.model.feed_forward import MoE
 from calc.model.spec import Layer
 from calc.model.weights import Norm, dim
@@ -68,8 +66,3 @@ def _router(b: Builder, x: Value, module: MoE) -> Value:
 
     t.record([Edge() if scales.trains else None], taken, [chosen] if scales.trains else [], backward)
     return ops.mul(t, normal, taken, "scores")
-
-
-_CLASSES = ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "Gemma4UnifiedForCausalLM")
-FEEDS: dict[str, Callable[[Builder, Value, Layer], Value]] = dict.fromkeys(_CLASSES, feed)
-SCALED_LAYERS = frozenset(_CLASSES)  # classes whose layers end with a factor, applied in place

@@ -8,9 +8,6 @@ from calc.training.ops import LONG
 from calc.training.program import Builder
 from calc.training.tape import PAIRS, TOKENS, Edge, Extent, Tape, Value, Weight
 
-_REUSED = frozenset({"MiMoV2FlashForCausalLM"})  # classes that call the shifted scores by the name of the raw ones
-SHIFTED = _REUSED  # classes that shift the scores also in layers that have no sinks
-
 
 def shifted_softmax(b: Builder, scores: list[Value], named: list[Value], a: Dim, has_sinks: bool) -> Value:
     """Softmax in the scores' format over the scores less their largest, and over one learned sink a head where there are any,
@@ -21,7 +18,7 @@ def shifted_softmax(b: Builder, scores: list[Value], named: list[Value], a: Dim,
     """
     t = b.tape
     joined = _beside_sinks(b, scores[0], a) if has_sinks else scores[0]
-    reused = b.settings.architecture in _REUSED
+    reused = b.model_class.shifted_scores
     if reused:
         scores.clear()
     largest = _largest(t, joined, a)

@@ -12,10 +12,10 @@ from calc.model.mixers import Attention, LatentAttention
 from calc.model.spec import ModelSpec
 from calc.training.blocks import Sizes
 from calc.training.hf import embedding_block, end_block, layer_block
-from calc.training.hf_beside import OWN_POSITIONS, OWN_TABLES, class_constants
-from calc.training.hf_classes import EAGER_ONLY
+from calc.training.hf_beside import class_constants
 from calc.training.leaves import Source, block_segment, rounded_leaf
-from calc.training.liger import PATCHES, Patches, chunk_tokens
+from calc.training.liger import chunk_tokens
+from calc.training.model_classes import model_class
 from calc.training.plan import TrainingPlan
 from calc.training.program import Settings
 from calc.training.recipes import RECIPES
@@ -23,7 +23,7 @@ from calc.training.scoring import Scored
 from calc.training.segments import Constant, Segment
 from calc.training.stages import Stage
 from calc.training.states import GRANULE
-from calc.training.tensors import FP32_ROUTERS, ModelTensors, kind_path
+from calc.training.tensors import ModelTensors, kind_path
 from calc.units import ceil_div, round_up
 
 PROGRAM = Source(
@@ -48,7 +48,7 @@ def settings_of(plan: TrainingPlan, spec: ModelSpec) -> Settings:
         architecture=spec.architecture,
         several=plan.sequences > 1 or attention_of(plan, spec) != "eager",
         longest_masked=max(shorter, default=0),
-        liger=PATCHES.get(spec.architecture) if plan.implementation == "liger" else None,
+        liger=model_class(spec.architecture).liger if plan.implementation == "liger" else None,
     )
 
 
@@ -66,7 +66,7 @@ def attention_of(plan: TrainingPlan, spec: ModelSpec) -> str:
 @lru_cache(maxsize=256)
 def needs_eager(spec: ModelSpec) -> bool:
     mixers = [kind.mixer for kind in spec.layers.kinds]
-    return spec.architecture in EAGER_ONLY or any(
+    return model_class(spec.architecture).eager_only or any(
         isinstance(mixer, Attention) and (mixer.softcap or mixer.sinks) for mixer in mixers
     )
 
@@ -127,22 +127,24 @@ def _chunk(plan: TrainingPlan, spec: ModelSpec) -> tuple[int, int]:
     if plan.head_loss != "fused":
         return (1, 1)
     tokens = plan.sequences * plan.seq // plan.cp
-    times = PATCHES.get(spec.architecture, Patches()).logits
+    patches = model_class(spec.architecture).liger
+    times = patches.logits if patches else 1
     rows = chunk_tokens(tokens, times * spec.hidden_size, ceil_div(spec.vocab_size, plan.tp))
     return rows, ceil_div(tokens, rows)
 
 
 def hf_constants(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> list[Constant]:
     """What lives beside the blocks: the token ids, the loss, the rotary tables that all layers read and their frequencies."""
-    batch, tokens = plan.sequences, plan.seq // plan.cp
+    batch, tokens, own = plan.sequences, plan.seq // plan.cp, model_class(spec.architecture)
     made = [
         _constant("input_ids", 8 * batch * tokens, r"8 \cdot <b> \cdot <s>", {"b": batch, "s": tokens}, True, "step"),
         replace(_constant("loss", 4, "4", {}, True, "step"), fixed=True),
         _constant("loss_gradient", 4, "4", {}, False, "backward"),
     ]
     table = any(weight.name == "position" for weight in spec.embeddings) and plan.method == "full"  # keeps them itself
-    own = table or spec.architecture in OWN_POSITIONS
-    if plan.recompute == "full" and not own:  # each checkpoint holds the arguments of its layer
+    if plan.recompute == "full" and not (
+        table or own.own_position_ids
+    ):  # each checkpoint holds the arguments of its layer
         made.append(_constant("position_ids", 8 * tokens, r"8 \cdot <s>", {"s": tokens}, False, "layers"))
     if plan.recompute == "full" and plan.lora and stage.first:
         numbers: dict[str, Number] = {
@@ -162,13 +164,13 @@ def hf_constants(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> list[Cons
         made.append(_constant("embedding_scale", 4, "4", {}, False, "step"))
     recipe = RECIPES[plan.recipe]
     size = recipe.compute if recipe.gathered else recipe.weight
-    size = 4 if spec.architecture in _FP32_TABLES | _COMPLEX_TABLES else size
-    widths = () if spec.architecture in OWN_TABLES else _rotary_widths(spec)
+    size = 4 if own.rotary_tables in ("fp32", "complex") else size
+    widths = () if own.rotary_tables == "none" else _rotary_widths(spec)
     for number, width in enumerate(widths, 1):
         suffix = f"_{number}" if len(widths) > 1 else ""
-        half = 2 if spec.architecture in _HALF_TABLES else 1
+        half = 2 if own.rotary_tables == "half" else 1
         latex = rf"{size} \cdot <s> \cdot <d>" if half == 1 else rf"{size} \cdot <s> \cdot \frac{{<d>}}{{2}}"
-        for name in ("rotations",) if spec.architecture in _COMPLEX_TABLES else ("cosines", "sines"):
+        for name in ("rotations",) if own.rotary_tables == "complex" else ("cosines", "sines"):
             made.append(
                 _constant(
                     name + suffix, size * tokens * width // half, latex, {"s": tokens, "d": width}, False, "layers"
@@ -181,7 +183,7 @@ def hf_constants(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> list[Cons
 
 def _router_buffers(spec: ModelSpec, stage: Stage) -> Iterator[tuple[str, int, str, dict[str, Number]]]:
     """The correction biases of routers that balance without a loss: fp32 buffers, no parameters (DeepSeek-V3)."""
-    if spec.architecture not in FP32_ROUTERS or spec.architecture == "DeepseekV2ForCausalLM":
+    if not model_class(spec.architecture).corrected_router:
         return
     for kind, count in sorted(stage.counts.items()):
         module = spec.layers.kinds[kind].feed_forward
@@ -215,13 +217,6 @@ def _constant(name: str, exact: int, latex: str, numbers: dict[str, Number], eac
     return Constant(rounded_leaf(name, exact, latex, numbers, PROGRAM), each, until)
 
 
-_FP32_TABLES = frozenset({"Olmo2ForCausalLM", "Olmo3ForCausalLM"})  # the rest cast them to the model's format
-_COMPLEX_TABLES = frozenset({"DeepseekV2ForCausalLM"})  # one complex number for a pair of features
-_HALF_TABLES = frozenset({"GptOssForCausalLM"})  # the two halves of a head share their angles
-# Models whose windowed layers turn with a base of their own.
-_TWO_BASES = frozenset({"Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "MiMoV2FlashForCausalLM"})
-
-
 @lru_cache(maxsize=256)
 def _rotary_widths(spec: ModelSpec) -> tuple[int, ...]:
     found = set()
@@ -230,4 +225,4 @@ def _rotary_widths(spec: ModelSpec) -> tuple[int, ...]:
             found.add(kind.mixer.rotary_dim or kind.mixer.head_dim)
         if isinstance(kind.mixer, LatentAttention):
             found.add(kind.mixer.qk_rope_head_dim)
-    return tuple(sorted(found)) * (2 if spec.architecture in _TWO_BASES else 1)
+    return tuple(sorted(found)) * model_class(spec.architecture).rotary_bases

@@ -5,9 +5,6 @@ From the autograd functions of Liger-Kernel 0.8.5 (liger_kernel/ops) and the pat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 from calc.model.weights import Dim, dim
 from calc.training import ops
 from calc.training.ops import BOOL, FULL, HALF, LONG, ONE
@@ -17,39 +14,6 @@ from calc.units import ceil_div
 VERSION = "Liger-Kernel 0.8.5"
 URL = "https://github.com/linkedin/Liger-Kernel/tree/v0.8.5/src/liger_kernel/ops"
 PROCESSORS = 132  # multiprocessors of an H100: a norm's backward sums the weight's gradient on each (an A100 has 108)
-
-
-@dataclass(frozen=True, slots=True)
-class Patches:
-    """What Liger-Kernel puts in the place of a model class's own program, beside norms, loss and gated feed-forward.
-
-    `in_place`: the gradient of a norm's input is written over that of its output. `rotary`: its rotary positions. `experts`: its
-    fused experts. `logits`: of the fused loss, a chunk's take so many times the memory of the head's input.
-    """
-
-    in_place: bool = True
-    rotary: bool = True
-    experts: bool = True
-    logits: int = 1
-
-
-# By model class: liger_kernel/transformers/monkey_patch.py.
-PATCHES: Mapping[str, Patches] = {
-    "LlamaForCausalLM": Patches(),
-    "MistralForCausalLM": Patches(),
-    "Qwen2ForCausalLM": Patches(),
-    "Qwen3ForCausalLM": Patches(),
-    "Phi3ForCausalLM": Patches(),
-    "GemmaForCausalLM": Patches(),
-    "Gemma2ForCausalLM": Patches(in_place=False),
-    "Gemma3ForCausalLM": Patches(in_place=False),
-    "Olmo2ForCausalLM": Patches(in_place=False),
-    "MixtralForCausalLM": Patches(),
-    "Qwen3MoeForCausalLM": Patches(),
-    "DeepseekV2ForCausalLM": Patches(rotary=False),
-    "DeepseekV3ForCausalLM": Patches(rotary=False),
-    "GptOssForCausalLM": Patches(experts=False, logits=8),
-}
 
 
 def norm(t: Tape, x: Value, weight: Weight, rows: Dim, in_place: bool) -> Value:

@@ -10,6 +10,7 @@ from calc.model.weights import Dim, Norm, dim
 from calc.model.weights import Weight as ModelWeight
 from calc.training import liger, ops
 from calc.training.adapters import adapted, nf4_linear
+from calc.training.model_classes import LigerPatches, model_class
 from calc.training.norms import NORMS
 from calc.training.ops import ONE
 from calc.training.tape import TOKENS, Extent, Tape, Value, Weight
@@ -35,7 +36,7 @@ class Settings:
     architecture: str = ""
     several: bool = True  # sequences in a batch: then batched matmuls of eager attention copy heads that lie apart
     longest_masked: int = 0  # the longest window that the sequence fills, so that it needs a mask
-    liger: liger.Patches | None = None  # Liger-Kernel's operators in the place of the model's own
+    liger: LigerPatches | None = None  # Liger-Kernel's operators in the place of the model's own
     frozen: bool = False  # a pass that no gradient follows
 
     @property
@@ -52,9 +53,6 @@ class Settings:
         return dict(self.dropout).get(place, 0.0)
 
 
-_TRANSPOSED = frozenset({"FalconForCausalLM"})  # classes whose layers multiply by weight.T
-
-
 class Builder:
     """Writes one block of the program on a tape: the pieces that its parts share."""
 
@@ -62,7 +60,8 @@ class Builder:
         self, settings: Settings, layer: Layer | None = None, modules: tuple[str, ...] = (), saving: bool = True
     ) -> None:
         self.settings, self.layer, self.modules = settings, layer, modules
-        transposed = layer is not None and settings.architecture in _TRANSPOSED
+        self.model_class = model_class(settings.architecture)
+        transposed = layer is not None and self.model_class.transposed_weights
         self.tape = Tape(settings.bytes, settings.autocast, saving, transposed)
 
     def local(self, size: Dim) -> Dim:

@@ -11,8 +11,7 @@ from calc.model.feed_forward import MLP, MoE
 from calc.model.mixers import Attention, CompressedAttention, LatentAttention, Recurrence
 from calc.model.spec import ModelSpec
 from calc.parameters import lora_parameters
-from calc.training.hf_classes import EAGER_ONLY
-from calc.training.liger import PATCHES
+from calc.training.model_classes import MODEL_CLASSES, model_class
 from calc.training.tensors import Lora, has_peft_targets, model_tensors
 
 if TYPE_CHECKING:
@@ -195,9 +194,6 @@ def broken(plan: TrainingPlan) -> Iterator[str]:
             yield message.format(**{**values, "global_batch": plan.batch, "loss": plan.head_loss})
 
 
-_PUBLISHED_STACKED = frozenset({"GptOssForCausalLM"})  # experts that were never linear layers, which peft leaves alone
-
-
 def check(plan: TrainingPlan, spec: ModelSpec) -> None:
     """InputError unless the layout fits the model: heads, widths, experts and layers divide as the plan asks."""
     for field, value, name, size in _divisions(plan, spec):
@@ -214,15 +210,15 @@ def check(plan: TrainingPlan, spec: ModelSpec) -> None:
     if plan.pp * plan.virtual_stages > layers:
         product = f"pp * virtual_stages ({plan.pp} * {plan.virtual_stages})"
         raise InputError(f"{product} must be at most num_hidden_layers ({layers})", "pp")
-    if plan.implementation == "liger" and spec.architecture not in PATCHES:
-        known = ", ".join(name.removesuffix("ForCausalLM") for name in PATCHES)
+    if plan.implementation == "liger" and model_class(spec.architecture).liger is None:
+        known = ", ".join(name.removesuffix("ForCausalLM") for name, found in MODEL_CLASSES.items() if found.liger)
         raise InputError.of("implementation", "liger", f"it is not modelled for {spec.architecture}; it is for {known}")
     if plan.scores and (not spec.generates or any(kind.cross for kind in spec.layers.kinds)):
         instead = "also reads with an encoder" if spec.generates else "is an encoder, which generates nothing"
         raise InputError.of(
             "objective", plan.objective, f"it is modelled for decoders alone, and {spec.architecture} {instead}"
         )
-    if plan.transformers and plan.attention == "flash" and spec.architecture in EAGER_ONLY:
+    if plan.transformers and plan.attention == "flash" and model_class(spec.architecture).eager_only:
         raise InputError.of("attention", "flash", f"{spec.architecture} has eager attention alone; use eager")
     if plan.objective == "grpo" and not all(_generates_plainly(kind.mixer, plan.seq) for kind in spec.layers.kinds):
         raise InputError.of(
@@ -256,7 +252,7 @@ def _check_targets(lora: Lora, spec: ModelSpec) -> None:
     if "all-linear" in lora.targets and not everything:
         raise InputError.of("lora_targets", ",".join(lora.targets), "'all-linear' stands alone, without other names")
     experts = any(isinstance(kind.feed_forward, MoE) for kind in spec.layers.kinds)
-    if everything and experts and spec.architecture not in _PUBLISHED_STACKED:
+    if everything and experts and not model_class(spec.architecture).published_stacked:
         raise InputError(  # adapters of rank r · E on the stacked weights (peft 0.21)
             f"lora_targets: with 'all-linear' peft adapts the experts of {spec.name} too, which is not modelled; "
             "name the modules, such as q_proj,v_proj",

@@ -11,25 +11,8 @@ from calc.breakdown import Number
 from calc.model.mixers import Attention
 from calc.model.spec import Layer, ModelSpec, Stack
 from calc.model.weights import Part, Split, Weight
+from calc.training.model_classes import model_class
 from calc.units import ceil_div
-
-# Model classes that keep their routers in fp32 (_keep_in_fp32_modules_strict, transformers 5.24) and compute them so.
-FP32_ROUTERS = frozenset(
-    [
-        "DeepseekV2ForCausalLM",
-        "DeepseekV3ForCausalLM",
-        "DeepseekV32ForCausalLM",
-        "Dots1ForCausalLM",
-        "Ernie4_5_MoeForCausalLM",
-        "ExaoneMoeForCausalLM",
-        "Glm4MoeForCausalLM",
-        "Glm4MoeLiteForCausalLM",
-        "GlmMoeDsaForCausalLM",
-        "KimiLinearForCausalLM",
-        "MiMoV2FlashForCausalLM",
-        "NemotronHForCausalLM",
-    ]
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +234,7 @@ def kind_path(stack: Stack, index: int) -> tuple[str, ...]:
 @lru_cache(maxsize=256)
 def model_tensors(spec: ModelSpec, tp: int, ep: int, lora: Lora | None = None) -> ModelTensors:
     """Every tensor of the model on one rank. Cached: a spec hashes by identity."""
-    stack, wide = spec.layers, spec.architecture in FP32_ROUTERS
+    stack, wide = spec.layers, model_class(spec.architecture).fp32_router
     kinds = tuple(
         _group(kind_path(stack, index), kind, stack.kind_parts[index], tp, ep, lora, wide)
         for index, kind in enumerate(stack.kinds)

@@ -19,7 +19,7 @@ from calc.training.ops import BOOL, FULL, LONG, ONE
 from calc.training.program import Builder, Settings
 from calc.training.tape import FIXED, POSITIONS, TOKENS, Edge, Tape, Value
 from calc.training.torchtitan_moe import moe
-from calc.training.torchtitan_parts import COSINES, TitanBuilder, attention, latent, mlp
+from calc.training.torchtitan_parts import TitanBuilder, attention, latent, mlp
 
 
 def _mixed(b: TitanBuilder, x: Value, mixer: Mixer | None, tables: Value) -> Value:
@@ -32,7 +32,7 @@ def _mixed(b: TitanBuilder, x: Value, mixer: Mixer | None, tables: Value) -> Val
 def _program(b: TitanBuilder, layer: Layer, x: Value, tables: Value) -> Value:
     t = b.tape
     first, second = layer.norms
-    if b.settings.architecture in COSINES:  # FSDP2 casts what a layer is given
+    if b.model_class.torchtitan == "cosines":  # FSDP2 casts what a layer is given
         with t.part("attention"):
             tables = t.new("rotary_tables", Dim(2 * tables.dim.size, r"2 \cdot <d>", tables.dim.numbers), POSITIONS)
             b.argument = None if t.saving else tables

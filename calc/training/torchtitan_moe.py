@@ -10,7 +10,6 @@ from calc.training.tape import FIXED, Edge, Value, Weight
 from calc.training.torchtitan_parts import TitanBuilder, mlp
 
 INDEX = 4  # bytes of the places that padding gives the tokens
-_NORMALISED = frozenset({"Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"})  # the chosen experts' weights sum to one
 
 
 def moe(b: TitanBuilder, x: Value, module: MoE) -> Value:
@@ -53,7 +52,7 @@ def _router(b: TitanBuilder, x: Value, module: MoE, k: Dim) -> tuple[Value, Valu
     largest, chosen = t.new("largest", k, x.extent, FULL), t.new("chosen", k, x.extent, LONG)
     weights = t.new("weights", k, x.extent, FULL)
     ops.kernel(t, [scores], weights, [chosen])
-    if b.settings.architecture in _NORMALISED:
+    if b.model_class.torchtitan_normalised:
         weights = _normalised(b, weights)
     weights = ops.scale(t, weights, "scaled")
     del biased, largest

@@ -12,10 +12,6 @@ from calc.training.ops import FULL, ONE
 from calc.training.program import Builder
 from calc.training.tape import POSITIONS, Value
 
-# Model classes whose architecture torchtitan has a program for; those of Qwen3 turn heads by cosines and sines.
-COSINES = frozenset({"Qwen3ForCausalLM", "Qwen3MoeForCausalLM"})
-MODELS = frozenset({"LlamaForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"}) | COSINES
-
 
 class TitanBuilder(Builder):
     """Counts the matmuls of a layer, of which selective checkpointing keeps the first, third and so on."""
@@ -58,7 +54,7 @@ def _turned(b: Builder, query: Value, key: Value, tables: Value) -> tuple[Value,
     """Rotary positions on queries and keys."""
     t = b.tape
     with t.part("rotary"):
-        if b.settings.architecture in COSINES:
+        if b.model_class.torchtitan == "cosines":
             return _by_cosines(b, query, tables, "query"), _by_cosines(b, key, tables, "key")
         wide_query, wide_key = ops.cast(t, query, FULL, "fp32_query"), ops.cast(t, key, FULL, "fp32_key")
         turned_query = _complex(b, wide_query, tables, "turned_query")

@@ -12,6 +12,7 @@ from calc.model.mixers import Attention, LatentAttention
 from calc.model.spec import Layer, ModelSpec
 from calc.training.blocks import Sizes
 from calc.training.leaves import Source, block_segment, rounded_leaf
+from calc.training.model_classes import MODEL_CLASSES, model_class
 from calc.training.plan import TrainingPlan
 from calc.training.program import Settings
 from calc.training.recipes import RECIPES
@@ -20,7 +21,6 @@ from calc.training.stages import Stage
 from calc.training.states import GRANULE
 from calc.training.tensors import ModelTensors, Tensors, kind_path
 from calc.training.torchtitan import embedding_block, end_block, layer_block, loss_block
-from calc.training.torchtitan_parts import COSINES, MODELS
 from calc.units import round_up
 
 PROGRAM = Source(
@@ -32,10 +32,11 @@ _LOSS = Tensors(("loss",), ())
 
 def check_model(plan: TrainingPlan, spec: ModelSpec) -> None:
     """InputError unless torchtitan has a program for the model, and it is written here for the plan's layout."""
-    if spec.architecture not in MODELS:
+    if not model_class(spec.architecture).torchtitan:
+        known = [name for name, found in MODEL_CLASSES.items() if found.torchtitan]
         raise InputError(
             f"implementation: 'torchtitan' has no program for {spec.name} ({spec.architecture or 'no architecture'}) here; "
-            f"it is modelled for {', '.join(sorted(MODELS))}",
+            f"it is modelled for {', '.join(sorted(known))}",
             "implementation",
         )
     if spec.tied or not all(map(_plain, spec.layers.kinds)):
@@ -116,8 +117,9 @@ def torchtitan_constants(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> l
     assert isinstance(mixer, Attention | LatentAttention)
     turned = mixer.qk_rope_head_dim if isinstance(mixer, LatentAttention) else mixer.head_dim
     numbers: dict[str, Number] = {"s": plan.seq, "d": turned}
-    width = 8 if spec.architecture in COSINES else 4  # cosines and sines, or a complex number for a pair of features
-    name = "cosines_and_sines" if spec.architecture in COSINES else "rotations"
+    cosines = model_class(spec.architecture).torchtitan == "cosines"
+    width = 8 if cosines else 4  # cosines and sines, or a complex number for a pair of features
+    name = "cosines_and_sines" if cosines else "rotations"
     made.append(_constant(name, width * plan.seq * turned, rf"{width} \cdot <s> \cdot <d>", numbers, False, "step"))
     for kind, count in sorted(stage.counts.items()):
         module = spec.layers.kinds[kind].feed_forward

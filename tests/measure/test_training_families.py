@@ -11,7 +11,7 @@ import transformers
 from calc.catalogue import load, load_config
 from calc.model.config import from_config
 from calc.training import TrainingPlan, train
-from calc.training.hf_modelled import FOLLOWED
+from calc.training.model_classes import MODEL_CLASSES
 from measure.trace import TraceOptions, trace_step
 from tests.measure.test_training_grid import MODELS
 
@@ -84,7 +84,9 @@ def test_a_class_without_a_model_in_the_catalogue_keeps_what_its_traced_program_
 
 def test_the_classes_called_followed_are_those_held_here_and_in_the_grid():
     held = {load(name).architecture for name in [*MODELS, *(name for name, _ in CASES)]}
-    assert held | {f"{name}ForCausalLM" for name in BY_CLASS} == FOLLOWED
+    assert held | {f"{name}ForCausalLM" for name in BY_CLASS} == {
+        name for name, found in MODEL_CLASSES.items() if found.followed
+    }
 
 
 @pytest.mark.parametrize("name", ["mamba-370m-hf", "qwen3.5-27b", "deepseek-v4-pro", "t5-v1_1-xxl"])
