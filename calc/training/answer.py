@@ -14,13 +14,14 @@ from calc.model.mixers import Attention, Recurrence
 from calc.model.spec import ModelSpec
 from calc.training.adapters import VARIANTS
 from calc.training.alive import components
+from calc.training.device_totals import DeviceTotals, device_totals
 from calc.training.hf_modelled import remarks
 from calc.training.hf_stage import needs_eager
 from calc.training.ledger_stage import score_buffer
 from calc.training.memory import StageMemory, stage_memory
 from calc.training.model_classes import model_class
 from calc.training.offload import NOTES, Offloaded, offloaded
-from calc.training.overhead import SOURCES, Overhead, most, overhead
+from calc.training.overhead import SOURCES, Overhead
 from calc.training.plan import TrainingPlan
 from calc.training.published import zero_paper_activations
 from calc.training.quantised import NOTES as QUANTISED
@@ -89,45 +90,50 @@ class TrainingAnswer:
         return self.worst.constant_activations
 
     @cached_property
-    def overhead(self) -> Overhead:
-        return self.overhead_of(self.worst)
+    def totals(self) -> DeviceTotals:
+        """What the worst stage's device reserves and shows."""
+        return self.totals_of(self.worst)
 
-    def overhead_of(self, memory: StageMemory) -> Overhead:
-        """What lies beside the tensors of a device of that stage."""
+    def totals_of(self, memory: StageMemory) -> DeviceTotals:
+        """What a device of that stage reserves and shows."""
         experts = any(isinstance(kind.feed_forward, MoE) for kind in self.spec.layers.kinds)
-        scores = score_buffer(self.plan, self.spec)
-        return overhead(self.plan, self.gpu, memory.peak[1].bytes, memory.idle_pools, experts, scores)
+        peak, scores = memory.peak[1].bytes, score_buffer(self.plan, self.spec)
+        return device_totals(self.plan, self.gpu, peak, idle=memory.idle_pools, experts=experts, scores=scores)
+
+    @property
+    def overhead(self) -> Overhead:
+        return self.totals.overhead
 
     @property
     def reserved_bytes(self) -> int:
-        return self.peak_bytes + self.overhead.workspace + self.overhead.fragmentation
+        return self.totals.reserved_bytes
 
     @property
     def driver_bytes(self) -> int:
-        return self.reserved_bytes + self.overhead.context + self.overhead.nccl
+        return self.totals.driver_bytes
 
     @property
     def driver_upper_bytes(self) -> int:
         """`driver_bytes` with the highest context and fragmentation that were reported."""
-        return self.peak_bytes + sum(most(self.plan, self.overhead, self.peak_bytes))
+        return self.totals.driver_upper_bytes
 
     @property
     def gpu_memory_bytes(self) -> int | None:
-        return self.gpu.memory_bytes if self.gpu else None
+        return self.totals.gpu_memory_bytes
 
     @property
     def fits(self) -> bool | None:
         """Whether all of it fits in what the driver shows; None without a GPU."""
-        return None if self.gpu_memory_bytes is None else self.driver_bytes <= self.gpu_memory_bytes
+        return self.totals.fits
 
     @property
     def fits_at_most(self) -> bool | None:
         """Whether it fits with `driver_upper_bytes` too; None without a GPU."""
-        return None if self.gpu_memory_bytes is None else self.driver_upper_bytes <= self.gpu_memory_bytes
+        return self.totals.fits_at_most
 
     @property
     def headroom_bytes(self) -> int | None:
-        return None if self.gpu_memory_bytes is None else self.gpu_memory_bytes - self.driver_bytes
+        return self.totals.headroom_bytes
 
     @cached_property
     def offloaded(self) -> Offloaded:
@@ -153,13 +159,7 @@ class TrainingAnswer:
             "optimizer_bytes": self.optimizer_bytes,
             "activations_bytes": self.activations_bytes,
             "activation_constant_bytes": self.activation_constant_bytes,
-            "overhead_bytes": self.overhead._asdict(),
-            "reserved_bytes": self.reserved_bytes,
-            "driver_bytes": self.driver_bytes,
-            "driver_upper_bytes": self.driver_upper_bytes,
-            "gpu_memory_bytes": self.gpu_memory_bytes,
-            "fits": self.fits,
-            "headroom_bytes": self.headroom_bytes,
+            **self.totals.as_json(),
             **self.offloaded.as_json(self.gpu),
             "load_bytes": loading(self.plan, self.spec),
             "gpus": self.plan.gpus,

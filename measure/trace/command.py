@@ -15,7 +15,8 @@ from calc.errors import InputError
 from calc.hardware import Gpu, chosen_gpu
 from calc.model.config import LARGEST_CONFIG, from_config, parse_config
 from calc.training import TrainingAnswer, train
-from calc.training.overhead import SOURCES, most, overhead
+from calc.training.device_totals import device_totals
+from calc.training.overhead import SOURCES
 from calc.training.plan import TrainingPlan
 from calc.units import show_bytes
 from measure.commands.tables import checked_format
@@ -116,22 +117,11 @@ def _percent(error: float | None) -> str:
 
 def _completed(observed: Mapping[str, Any], plan: TrainingPlan, gpu: Gpu | None, idle: int) -> dict[str, Any]:
     """What was observed, with what no tensor shows put on top by the same rules as for a prediction."""
-    peak = observed["peak_bytes"]
-    lines = overhead(plan, gpu, peak, idle)
-    reserved = peak + lines.workspace + lines.fragmentation
-    driver = reserved + lines.context + lines.nccl
-    memory = gpu.memory_bytes if gpu else None
     states = ("peak_bytes", "peak_phase", "parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes")
     stage = {"stage": 0, "layers": observed["layers"], "in_flight": 1, **{key: observed[key] for key in states}}
     return {
         **{key: value for key, value in observed.items() if key not in ("saved", "components", "assumptions", "alive")},
-        "overhead_bytes": lines._asdict(),
-        "reserved_bytes": reserved,
-        "driver_bytes": driver,
-        "driver_upper_bytes": peak + sum(most(plan, lines, peak)),
-        "gpu_memory_bytes": memory,
-        "fits": None if memory is None else driver <= memory,
-        "headroom_bytes": None if memory is None else memory - driver,
+        **device_totals(plan, gpu, observed["peak_bytes"], idle=idle).as_json(),
         "gpus": plan.gpus,
         "stages": [stage],
         "saved": observed["saved"],

@@ -287,7 +287,7 @@ def held_by_stage(answer: TrainingAnswer, most: int = 16) -> dict[str, list[tupl
     rows = {}
     for memory in answer.stages[:most]:
         tensors = [(spaced(part.name), part.total) for part in components(memory)]
-        beside = answer.overhead_of(memory)._asdict()
+        beside = answer.totals_of(memory).overhead._asdict()
         rows[f"stage {memory.stage.rank}"] = tensors + [
             (_BESIDE[name], value) for name, value in beside.items() if value
         ]

@@ -48,7 +48,7 @@ def predicted(row: dict[str, Any]) -> int:
         return operator_bytes(**row["operator"])
     answer = answer_of(row)
     memory = answer.stages[-1] if row.get("rank") == "last" else answer.worst
-    workspace = answer.overhead_of(memory).workspace
+    workspace = answer.totals_of(memory).overhead.workspace
     if row["counter"] == "steady_allocated":
         fused = row.get("accumulation_fusion", False)  # without it Transformer Engine has no placeholders to keep
         return sum(memory.states) + workspace + int(fused * sum(part.leaf.total for part in memory.constants))
