@@ -12,26 +12,26 @@ from calc.hardware import Gpu
 from calc.model.feed_forward import MoE
 from calc.model.mixers import Attention, Recurrence
 from calc.model.spec import ModelSpec
-from calc.training.adapters import VARIANTS
-from calc.training.alive import components
+from calc.training.autograd.adapters import VARIANTS
 from calc.training.device_totals import DeviceTotals, device_totals
-from calc.training.hf_modelled import remarks
-from calc.training.hf_stage import needs_eager
-from calc.training.ledger_stage import score_buffer
-from calc.training.memory import StageMemory, stage_memory
+from calc.training.megatron.stage import score_buffer
 from calc.training.model_classes import model_class
-from calc.training.offload import NOTES, Offloaded, offloaded
 from calc.training.overhead import SOURCES, Overhead
+from calc.training.peak_breakdown import components
+from calc.training.pipeline_stages import must_be_modelled, stages
 from calc.training.plan import TrainingPlan
-from calc.training.published import zero_paper_activations
-from calc.training.quantised import NOTES as QUANTISED
-from calc.training.quantised import loading
-from calc.training.recipes import OPTIMIZERS, RECIPES
-from calc.training.rules import check
-from calc.training.stages import must_be_modelled, stages
-from calc.training.states import StateKey
-from calc.training.tensors import idle_towers
-from calc.training.torchtitan_stage import torchtitan_notes
+from calc.training.plan_rules import check
+from calc.training.published_counts import zero_paper_activations
+from calc.training.stage_memory import StageMemory, stage_memory
+from calc.training.states.nf4_loading import NOTES as QUANTISED
+from calc.training.states.nf4_loading import loading
+from calc.training.states.offload import NOTES, Offloaded, offloaded
+from calc.training.states.recipes import OPTIMIZERS, RECIPES
+from calc.training.states.sharding import StateKey
+from calc.training.states.tensors import idle_towers
+from calc.training.torchtitan.stage import torchtitan_notes
+from calc.training.transformers.notes import remarks
+from calc.training.transformers.stage import needs_eager
 
 # The number format that a recipe's matmuls must have; the others run in fp16 or fp32 just as well.
 _FORMATS = {"pure-bf16": "bf16", "megatron-bf16": "bf16", "fsdp-bf16": "bf16", "fp8": "fp8"}

@@ -1,7 +1,7 @@
 """The model classes of transformers: one row a class, with every fact that hangs on its name.
 
 A class that is not here runs the usual program: `ModelClass()`. What the names in a row stand for is written in the programs
-(`calc.training.transformers`, `calc.training.torchtitan`), which know no class by its name.
+(`calc.training.transformers`, `calc.training.torchtitan.blocks`), which know no class by its name.
 """
 
 from __future__ import annotations

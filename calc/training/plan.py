@@ -1,4 +1,4 @@
-"""How a model is trained: the flags of `train` and `trace`. The rules between them lie in `calc.training.rules`."""
+"""How a model is trained: the flags of `train` and `trace`. The rules between them lie in `calc.training.plan_rules`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from calc.training.rules import broken
-from calc.training.tensors import Lora
+from calc.training.plan_rules import broken
+from calc.training.states.tensors import Lora
 
 Recipe = Literal["pure-bf16", "amp", "fp32", "mixed-16", "megatron-bf16", "megatron-fp16", "fsdp-bf16", "fp8"]
 Optimizer = Literal["adamw", "sgd", "momentum", "adafactor", "lion", "muon", "adamw-8bit", "paged-adamw"]

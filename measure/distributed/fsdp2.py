@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from calc.records import Measured
-from calc.training.memory import StageMemory
-from calc.training.recipes import RECIPES
-from calc.training.tensors import Tensor
+from calc.training.stage_memory import StageMemory
+from calc.training.states.recipes import RECIPES
+from calc.training.states.tensors import Tensor
 from measure.distributed import states
 from measure.distributed.group import Group
 from measure.workloads.decoder_states import SIZES

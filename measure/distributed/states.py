@@ -17,9 +17,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from calc.model.config import from_config
 from calc.records import Measured
 from calc.training import TrainingPlan, train
-from calc.training.memory import StageMemory
-from calc.training.states import group_bytes, rules
-from calc.training.tensors import Tensor as Weight
+from calc.training.stage_memory import StageMemory
+from calc.training.states.sharding import group_bytes, rules
+from calc.training.states.tensors import Tensor as Weight
 from calc.units import ceil_div
 from measure.distributed.group import Group
 from measure.workloads.decoder_states import Size

@@ -18,8 +18,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from calc.errors import InputError
 from calc.records import Measured
-from calc.training.memory import StageMemory
-from calc.training.tensors import Tensor
+from calc.training.stage_memory import StageMemory
+from calc.training.states.tensors import Tensor
 from measure.distributed import states
 from measure.distributed.group import Group
 from measure.workloads.decoder_states import SIZES, Size

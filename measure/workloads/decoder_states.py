@@ -19,7 +19,7 @@ from calc.breakdown import Breakdown, Component, Formula
 from calc.model.config import from_config
 from calc.parameters import parameters
 from calc.records import Measured
-from calc.training.states import GRANULE, rules
+from calc.training.states.sharding import GRANULE, rules
 from calc.units import round_up
 from measure.workloads import Setting
 from measure.workloads.cases import paired

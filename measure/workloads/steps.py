@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from calc.records import Measured
 from calc.training import TrainingAnswer, TrainingPlan
-from calc.training.states import GRANULE
+from calc.training.states.sharding import GRANULE
 from calc.units import round_up
 from measure.devices import Device
 from measure.trace import TraceOptions, trace_step

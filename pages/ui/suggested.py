@@ -8,9 +8,9 @@ import streamlit as st
 
 from calc.breakdown import Formula, Number
 from calc.training import Suggested
-from calc.training.checkpoint import DISK
-from calc.training.costs import Cost
-from calc.training.fit import Change
+from calc.training.advice.checkpoint import DISK
+from calc.training.advice.costs import Cost
+from calc.training.advice.fit import Change
 from pages.ui import charts, views
 from pages.ui.fields import put
 from pages.ui.text import plain

@@ -14,7 +14,7 @@ from calc.commands import Answer
 from calc.pipeline import ClosedForm
 from calc.serving import ServingAnswer
 from calc.training import TrainingAnswer
-from calc.training.alive import components
+from calc.training.peak_breakdown import components
 from calc.units import show_bytes_decimal, show_count, show_value
 from pages.ui.text import plain
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from calc.training import TrainingPlan
-from calc.training.states import StateKey, group_bytes
-from calc.training.tensors import Tensor, Tensors
+from calc.training.states.sharding import StateKey, group_bytes
+from calc.training.states.tensors import Tensor, Tensors
 
 pytestmark = pytest.mark.torch
 

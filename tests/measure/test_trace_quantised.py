@@ -11,7 +11,7 @@ from calc.catalogue import load_config
 from calc.errors import InputError
 from calc.model.config import from_config
 from calc.training import TrainingPlan, train
-from calc.training.states import NF4, NF4_TABLES
+from calc.training.states.sharding import NF4, NF4_TABLES
 from calc.units import ceil_div
 from kernels.quantize_nf4 import reference
 from measure.trace import TraceOptions, trace_step

@@ -12,12 +12,13 @@ from collections.abc import Callable
 import pytest
 
 from calc.model.weights import dim
-from calc.training import liger, ops
-from calc.training.blocks import BlockBytes, Sizes, block_bytes, record
-from calc.training.hf import _loss
+from calc.training.autograd import liger_operators as liger
+from calc.training.autograd import operators as ops
+from calc.training.autograd.blocks import BlockBytes, Sizes, block_bytes, record
+from calc.training.autograd.builder import Builder, Settings
+from calc.training.autograd.tape import FIXED, TOKENS, Value, Weight
 from calc.training.overhead import WORKSPACE_OLD
-from calc.training.program import Builder, Settings
-from calc.training.tape import FIXED, TOKENS, Value, Weight
+from calc.training.transformers.decoder import _loss
 from calc.units import MiB
 
 H, V, TOKENS_16K = 4096, 128256, 16384

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from calc.training import TrainingPlan, train
-from calc.training.published import zero_paper_activations
+from calc.training.published_counts import zero_paper_activations
 from calc.units import GiB
 from tests.calc.training.models import gpt3, model
 

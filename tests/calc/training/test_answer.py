@@ -10,7 +10,7 @@ from calc.catalogue import catalogue
 from calc.errors import InputError
 from calc.hardware import gpu
 from calc.training import TrainingPlan, train
-from calc.training.tensors import has_peft_targets, linear_modules
+from calc.training.states.tensors import has_peft_targets, linear_modules
 from calc.units import GiB, MiB
 from tests.calc.training.models import model
 from tests.latex import assert_formulas_hold

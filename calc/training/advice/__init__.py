@@ -1,0 +1,1 @@
+"""What fits, what it costs, what to change, and checkpoints on disk."""

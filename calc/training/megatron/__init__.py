@@ -1,0 +1,1 @@
+"""The programs of Megatron-LM with Transformer Engine (fused) and of arXiv 2205.05198 (paper)."""

@@ -1,0 +1,305 @@
+"""What goes together in a training plan, and with a model: tables of rules, each with the sentence that tells it broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from calc.errors import InputError
+from calc.model.feed_forward import MLP, MoE
+from calc.model.mixers import Attention, CompressedAttention, LatentAttention, Recurrence
+from calc.model.spec import ModelSpec
+from calc.parameters import lora_parameters
+from calc.training.model_classes import MODEL_CLASSES, model_class
+from calc.training.states.tensors import Lora, has_peft_targets, model_tensors
+
+if TYPE_CHECKING:
+    from calc.training.plan import TrainingPlan
+
+Rule = tuple[Callable[["TrainingPlan"], bool], str]
+_SCORED_RECIPES = {"dpo": ("pure-bf16", "fp32"), "grpo": ("pure-bf16",)}
+
+
+def _divides(small: str, large: str) -> Rule:
+    return (
+        lambda plan: getattr(plan, large) % getattr(plan, small) != 0,
+        f"{small} ({{{small}}}) must divide {large} ({{{large}}})",
+    )
+
+
+def _titan(breaks: Callable[[TrainingPlan], bool], message: str) -> Rule:
+    return lambda plan: plan.implementation == "torchtitan" and breaks(plan), message
+
+
+# torchtitan trains fp32 weights, sharded by FSDP2 and gathered in bf16.
+_TORCHTITAN_RULES: tuple[Rule, ...] = (
+    _titan(
+        lambda plan: plan.recipe != "fsdp-bf16",
+        "recipe: {recipe!r} is not part of implementation 'torchtitan'; use fsdp-bf16",
+    ),
+    _titan(
+        lambda plan: plan.zero != 3 or plan.shards == 1,
+        "implementation: 'torchtitan' shards by FSDP2: zero ({zero}) must be 3, and dp * cp / dp_replicate ({dp} * {cp} / "
+        "{dp_replicate}) above 1",
+    ),
+    _titan(lambda plan: plan.pp > 1, "pp ({pp}) with implementation 'torchtitan' is not modelled yet; it must be 1"),
+    _titan(
+        lambda plan: plan.tp > 1 and not plan.sharded_sequence,
+        "sequence_parallel (False) is not part of implementation 'torchtitan', whose tensor parallelism divides the sequence",
+    ),
+    _titan(
+        lambda plan: plan.attention == "eager",
+        "attention: 'eager' is not part of implementation 'torchtitan' (it runs PyTorch's kernels); use sdpa or flash",
+    ),
+    _titan(
+        lambda plan: plan.head_loss != "full",
+        "loss: {loss!r} is not part of implementation 'torchtitan' here; use full",
+    ),
+)
+
+# DeepSpeed's offloading: each rank updates its own shard on the host.
+_OFFLOAD_RULES: tuple[Rule, ...] = (
+    (lambda plan: plan.nvme and plan.offload == "none", "nvme (True) needs offload 'optimizer' or 'parameters'"),
+    (
+        lambda plan: plan.offload == "parameters" and plan.zero != 3,
+        "offload: 'parameters' needs zero 3, which gathers a layer at a time, and zero is {zero}",
+    ),
+    (
+        lambda plan: plan.offload == "optimizer" and plan.shards > 1 and plan.zero < 2,
+        "offload: 'optimizer' over several ranks needs zero 2 or 3, and zero is {zero}",
+    ),
+    (
+        lambda plan: plan.offload != "none" and plan.optimizer in ("adamw-8bit", "paged-adamw"),
+        "offload: {offload!r} updates on the host, and optimizer {optimizer!r} on the device; use another",
+    ),
+    (
+        lambda plan: (
+            plan.offload != "none" and (plan.method != "full" or plan.recipe == "fp8" or plan.pp > 1 or plan.scores)
+        ),
+        "offload: {offload!r} is modelled for full pretraining or sft without fp8 and pipeline stages: method is {method!r}, "
+        "objective {objective!r}, recipe {recipe!r}, pp {pp}",
+    ),
+)
+
+_SCORING_RULES: tuple[Rule, ...] = (
+    (
+        lambda plan: plan.scores and (plan.implementation != "hf" or plan.head_loss != "chunked"),
+        "objective: {objective!r} is modelled with implementation 'hf' and loss 'chunked' (TRL's head that gives no logits), and they "
+        "are {implementation!r} and {loss!r}",
+    ),
+    (
+        lambda plan: plan.scores and (plan.zero > 2 or plan.tp * plan.pp * plan.cp * plan.ep > 1),
+        "objective: {objective!r} is modelled on data-parallel ranks with zero at most 2: zero ({zero}), tp ({tp}), pp ({pp}), cp ({cp}), "
+        "ep ({ep})",
+    ),
+    (
+        lambda plan: plan.recipe not in _SCORED_RECIPES.get(plan.objective, (plan.recipe,)),
+        "objective: {objective!r} is modelled in pure-bf16 (dpo: fp32 too), and recipe is {recipe!r}",
+    ),
+    (
+        lambda plan: plan.scores and plan.method not in ("full", "lora"),
+        "objective: {objective!r} is modelled with methods full and lora, and method is {method!r}",
+    ),
+    (
+        lambda plan: plan.scores and plan.prompt_tokens >= plan.seq,
+        "prompt_tokens ({prompt_tokens}) must be below seq ({seq}): the rest is the completion",
+    ),
+    (
+        lambda plan: not plan.scores and (plan.prompt_tokens > 1 or plan.reference is not None),
+        "prompt_tokens and reference need objective dpo or grpo, not {objective!r}",
+    ),
+)
+_ADAPTED = {*(("hf", method) for method in ("lora", "dora", "qlora")), ("liger", "lora")}
+# The first rule that a plan breaks is told, with the values in it.
+_PLAN_RULES: tuple[Rule, ...] = (
+    *_SCORING_RULES,
+    (
+        lambda plan: plan.batch % (plan.micro_batch * plan.dp) != 0,
+        "micro_batch * dp ({micro_batch} * {dp}) must divide global_batch ({global_batch})",
+    ),
+    _divides("dp_replicate", "dp"),
+    (
+        lambda plan: plan.shards % plan.ep != 0,
+        "ep ({ep}) must divide dp * cp / dp_replicate ({dp} * {cp} / {dp_replicate})",
+    ),
+    _divides("cp", "seq"),
+    (
+        lambda plan: plan.sequence_parallel is True and plan.tp == 1,
+        "sequence_parallel (True) needs tp above 1, and tp is {tp}",
+    ),
+    (
+        lambda plan: plan.transformers and plan.recompute == "selective",
+        "recompute: 'selective' is not part of implementation {implementation!r} (transformers recomputes whole layers); use none or full",
+    ),
+    (
+        lambda plan: plan.implementation == "liger" and plan.tp * plan.ep > 1,
+        "implementation: 'liger' is modelled without tensor and expert parallelism: tp ({tp}) and ep ({ep}) must be 1",
+    ),
+    (
+        lambda plan: plan.implementation == "liger" and plan.head_loss == "chunked",
+        "loss: 'chunked' is not part of implementation 'liger'; use fused or full",
+    ),
+    (
+        lambda plan: plan.implementation == "paper" and plan.attention != "sdpa",
+        "attention: {attention!r} is not part of implementation 'paper', whose equations hold their own attention; leave it out",
+    ),
+    (
+        lambda plan: plan.implementation == "fused" and plan.attention == "eager",
+        "attention: 'eager' is not part of implementation 'fused' (Transformer Engine's attention is flash); use sdpa or flash",
+    ),
+    *_TORCHTITAN_RULES,
+    *_OFFLOAD_RULES,
+    (
+        lambda plan: plan.method != "full" and (plan.implementation, plan.method) not in _ADAPTED,
+        "method: {method!r} needs implementation 'hf' (lora: or 'liger'), and implementation is {implementation!r}",
+    ),
+    (
+        lambda plan: plan.method != "full" and plan.tp * plan.ep > 1,
+        "method: {method!r} is modelled without tensor and expert parallelism: tp ({tp}) and ep ({ep}) must be 1",
+    ),
+    (
+        lambda plan: plan.method == "qlora" and plan.recipe not in ("pure-bf16", "amp"),
+        "method: 'qlora' has recipe pure-bf16 (what is not quantised in bf16, as loaded) or amp (in fp32, as peft prepares it), not "
+        "{recipe!r}",
+    ),
+    (
+        lambda plan: plan.method == "qlora" and plan.zero == 3,
+        "method: 'qlora' is modelled without sharded weights: zero ({zero}) must be at most 2",
+    ),
+    (
+        lambda plan: bool(plan.lora_targets) and plan.method == "full",
+        "lora_targets needs method 'lora', 'dora' or 'qlora', not {method!r}",
+    ),
+    (
+        lambda plan: plan.optimizer_kernel == "fused" and plan.optimizer in ("adafactor", "lion", "muon"),
+        "optimizer_kernel: 'fused' is not there for optimizer {optimizer!r} (PyTorch 2.13); use foreach or loop",
+    ),
+    (
+        lambda plan: plan.virtual_stages > 1 and plan.pp == 1,
+        "virtual_stages ({virtual_stages}) needs pp above 1, and pp is {pp}",
+    ),
+    (
+        lambda plan: plan.attention == "flash" and plan.recipe == "fp32",
+        "attention: 'flash' takes 16-bit numbers, and recipe {recipe!r} computes in fp32; use sdpa or eager",
+    ),
+)
+
+
+def broken(plan: TrainingPlan) -> Iterator[str]:
+    """What is wrong with the plan, whatever the model: one sentence for each rule that it breaks."""
+    for is_broken, message in _PLAN_RULES:
+        if is_broken(plan):
+            values = {name: getattr(plan, name) for name in type(plan).model_fields}
+            yield message.format(**{**values, "global_batch": plan.batch, "loss": plan.head_loss})
+
+
+def check(plan: TrainingPlan, spec: ModelSpec) -> None:
+    """InputError unless the layout fits the model: heads, widths, experts and layers divide as the plan asks."""
+    for field, value, name, size in _divisions(plan, spec):
+        if size % value:
+            raise InputError(f"{field} ({value}) must divide {name} ({size})", field)
+    for kv in _kv_heads(spec):
+        if kv % plan.tp and plan.tp % kv:
+            raise InputError(f"tp ({plan.tp}) must divide num_key_value_heads ({kv}) or be a multiple of it", "tp")
+    if plan.sharded_sequence and plan.seq % (plan.cp * plan.tp):
+        raise InputError(
+            f"cp * tp ({plan.cp} * {plan.tp}) must divide seq ({plan.seq}) with sequence parallelism", "seq"
+        )
+    layers = spec.num_hidden_layers
+    if plan.pp * plan.virtual_stages > layers:
+        product = f"pp * virtual_stages ({plan.pp} * {plan.virtual_stages})"
+        raise InputError(f"{product} must be at most num_hidden_layers ({layers})", "pp")
+    if plan.implementation == "liger" and model_class(spec.architecture).liger is None:
+        known = ", ".join(name.removesuffix("ForCausalLM") for name, found in MODEL_CLASSES.items() if found.liger)
+        raise InputError.of("implementation", "liger", f"it is not modelled for {spec.architecture}; it is for {known}")
+    if plan.scores and (not spec.generates or any(kind.cross for kind in spec.layers.kinds)):
+        instead = "also reads with an encoder" if spec.generates else "is an encoder, which generates nothing"
+        raise InputError.of(
+            "objective", plan.objective, f"it is modelled for decoders alone, and {spec.architecture} {instead}"
+        )
+    if plan.transformers and plan.attention == "flash" and model_class(spec.architecture).eager_only:
+        raise InputError.of("attention", "flash", f"{spec.architecture} has eager attention alone; use eager")
+    if plan.objective == "grpo" and not all(_generates_plainly(kind.mixer, plan.seq) for kind in spec.layers.kinds):
+        raise InputError.of(
+            "objective",
+            "grpo",
+            f"its rollout is modelled for keys and values of the whole sequence, which {spec.name} does not keep",
+        )
+    experts = any(isinstance(kind.feed_forward, MoE) for kind in spec.layers.kinds)
+    if plan.lora:
+        _check_targets(plan.lora, spec)
+    if plan.ep > 1 and not experts:
+        raise InputError.of("ep", plan.ep, f"{spec.name} has no experts, so it must be 1")
+    if plan.method == "qlora" and any(
+        isinstance(kind.mixer, Recurrence | CompressedAttention) for kind in spec.layers.kinds
+    ):
+        raise InputError.of(
+            "method", "qlora", f"it is not modelled for the recurrent or compressed layers of {spec.name}"
+        )
+
+
+def _check_targets(lora: Lora, spec: ModelSpec) -> None:
+    """InputError where the targets name no linear layer, or where peft adapts what the step's ledger does not hold adapters of."""
+    if not lora.targets:
+        if not has_peft_targets(spec):
+            raise InputError(
+                f"lora_targets: left out, and peft's own choice names no linear layer of {spec.name}; name the modules",
+                "lora_targets",
+            )
+        return
+    everything = lora.targets == ("all-linear",)
+    if "all-linear" in lora.targets and not everything:
+        raise InputError.of("lora_targets", ",".join(lora.targets), "'all-linear' stands alone, without other names")
+    experts = any(isinstance(kind.feed_forward, MoE) for kind in spec.layers.kinds)
+    if everything and experts and not model_class(spec.architecture).published_stacked:
+        raise InputError(  # adapters of rank r · E on the stacked weights (peft 0.21)
+            f"lora_targets: with 'all-linear' peft adapts the experts of {spec.name} too, which is not modelled; "
+            "name the modules, such as q_proj,v_proj",
+            "lora_targets",
+        )
+    if everything:
+        return
+    names = ",".join(lora.targets)
+    lora_parameters(spec, lora.rank, names)  # refuses a name that no linear layer has
+    if experts and _adapters_of_layers(lora, spec) != lora_parameters(
+        replace(spec, towers=(), other=()), lora.rank, names
+    ):
+        raise InputError.of(
+            "lora_targets",
+            names,
+            f"what peft adapts in {spec.name} by these names, such as its experts, is not modelled; "
+            "name attention modules such as q_proj,v_proj",
+        )
+
+
+def _adapters_of_layers(lora: Lora, spec: ModelSpec) -> int:
+    """Elements of the adapters A and B that the step's ledger holds."""
+    kinds = model_tensors(spec, 1, 1, replace(lora, magnitude=False)).kinds
+    held = [sum(tensor.elements for tensor in kind.tensors if tensor.adapter) for kind in kinds]
+    return sum(size * count for size, count in zip(held, spec.layers.counts, strict=True))
+
+
+def _generates_plainly(mixer: object, seq: int) -> bool:
+    """Whether a layer's cache is the keys and values of all tokens, read by a fused kernel without a mask."""
+    if not isinstance(mixer, Attention):
+        return False
+    limited = 0 < (mixer.window or mixer.chunk) < seq
+    return not (limited or mixer.softcap or mixer.sinks or mixer.indexer)
+
+
+def _kv_heads(spec: ModelSpec) -> Iterator[int]:
+    for kind in spec.layers.kinds:
+        if isinstance(kind.mixer, Attention):
+            yield kind.mixer.num_key_value_heads
+
+
+def _divisions(plan: TrainingPlan, spec: ModelSpec) -> Iterator[tuple[str, int, str, int]]:
+    for kind in spec.layers.kinds:
+        if isinstance(kind.mixer, Attention | LatentAttention):
+            yield "tp", plan.tp, "num_attention_heads", kind.mixer.num_attention_heads
+        if isinstance(kind.feed_forward, MLP):
+            yield "tp", plan.tp, "intermediate_size", kind.feed_forward.intermediate_size
+        if isinstance(kind.feed_forward, MoE):
+            yield "tp", plan.tp, "moe_intermediate_size", kind.feed_forward.expert.intermediate_size
+            yield "ep", plan.ep, "num_experts", kind.feed_forward.num_experts

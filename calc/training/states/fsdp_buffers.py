@@ -1,0 +1,266 @@
+"""What ZeRO-3 and FSDP2 hold beside the shards: weights gathered for use, and gradients on their way to their shards.
+
+FSDP2 gathers a group at a time: each layer is one, and the embedding, the final norm and the head are the root's. A gather fills one
+flat buffer, which is then copied out to whole parameters. In forward the buffer of a group lives until the next is copied out; in
+backward the next layer's buffer is filled while this one runs. A layer's gradients are copied into the buffer of their
+reduce-scatter, which lives until the next layer's is needed; those of the root wait for the end of backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+from calc.breakdown import Component, Formula, Number
+from calc.model.spec import ModelSpec
+from calc.training.pipeline_stages import Stage
+from calc.training.plan import TrainingPlan
+from calc.training.states.recipes import RECIPES
+from calc.training.states.sharding import StateKey
+from calc.training.states.tensors import ModelTensors, Tensors
+from calc.units import round_up
+
+_SOURCE = "PyTorch 2.13, torch/distributed/fsdp/_fully_shard (_fsdp_param_group.py, _fsdp_collectives.py)"
+_URL = "https://docs.pytorch.org/docs/2.13/distributed.fsdp.fully_shard.html"
+_ASSUMES = (
+    "N: parameters, padded to whole rows on each rank; r: what the allocator's rounding and wider tensors add",
+    "one group a layer, and one of embedding, final norm and head",
+)
+
+
+class Amount(NamedTuple):
+    """Bytes on this device, and the parameters that they stand for."""
+
+    bytes: int
+    elements: int
+
+    def __add__(self, other: Amount) -> Amount:  # type: ignore[override]
+        return Amount(self.bytes + other.bytes, self.elements + other.elements)
+
+
+NOTHING = Amount(0, 0)
+
+
+class Group(NamedTuple):
+    """Parameters that are gathered together.
+
+    `whole`: the parameters, unsharded. `flat`: the buffer of their all-gather. `cast`: this rank's shards in the format that is
+    gathered, where they have another. `gradients`: unsharded, of what trains; `reduced`: the buffer of their reduce-scatter.
+    """
+
+    whole: Amount = NOTHING
+    flat: Amount = NOTHING
+    cast: Amount = NOTHING
+    gradients: Amount = NOTHING
+    reduced: Amount = NOTHING
+
+
+_NONE = Group()
+
+
+@dataclass(frozen=True, eq=False)
+class Gathered:
+    """The groups of one stage: the root's, that of its end alone, and the layers' in order; `first`: segments before the layers.
+
+    `apart`: both ends are groups of their own, in order among the layers, and the last stays whole from its forward on, over
+    the loss, which lies behind it (torchtitan). `keeps`: forward leaves the layers' weights whole. `size` and `reduced` are
+    bytes of a gathered weight and of a reduced gradient.
+    """
+
+    root: Group = _NONE
+    end: Group = _NONE
+    layers: tuple[Group, ...] = ()
+    first: int = 0
+    keeps: bool = False
+    apart: bool = False
+    size: int = 2
+    reduced: int = 2
+
+    @cached_property
+    def _known(self) -> dict[tuple[object, ...], tuple[int, int]]:
+        return {}
+
+    @cached_property
+    def _whole(self) -> tuple[Amount, ...]:
+        """The whole weights of the layers before each, and of all."""
+        sums = [NOTHING]
+        for group in self.layers:
+            sums.append(sums[-1] + group.whole)
+        return tuple(sums)
+
+    @property
+    def active(self) -> bool:
+        return bool(self.root.whole.bytes or self.layers)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the gradients of both ends stay whole to the end of backward, as the root's do."""
+        return self.active and not self.apart
+
+    @property
+    def kept_bytes(self) -> int:
+        """What stays from forward to backward."""
+        if self.apart and not self.keeps:
+            return self.layers[-1].whole.bytes
+        return self.root.whole.bytes + (self._whole[-1].bytes if self.keeps else 0)
+
+    def sizes(self, phase: str, index: int, at: str = "block") -> tuple[int, int]:
+        """Bytes alive while segment `index` runs ("block"), as it begins ("before") or as its gradients are reduced ("after"), and
+        those of them that the gathers' stream has allocated."""
+        if not self.active:
+            return 0, 0
+        layer = index - self.first
+        near = tuple(id(self.layers[at]) for at in range(max(layer - 1, 0), min(layer + 2, len(self.layers))))
+        case = (phase, at, near, min(layer, 1), layer >= len(self.layers), layer if self.keeps else 0)
+        if case not in self._known:  # layers between like neighbours are alike
+            alive = list(self._alive(phase, index, at))
+            buffers = sum(amount.bytes for name, amount in alive if name in ("all_gather", "cast"))
+            self._known[case] = sum(amount.bytes for _, amount in alive), buffers
+        return self._known[case]
+
+    @cached_property
+    def pool(self) -> int:
+        """What the stream of the gathers comes to hold of the allocator: two buffers that follow each other."""
+        sizes = [group.flat.bytes for group in (self.layers if self.apart else (self.root, *self.layers))]
+        return max((a + b for a, b in pairwise(sizes)), default=sum(sizes))
+
+    def leaves(self, phase: str, index: int, at: str) -> tuple[Component, ...]:
+        """The same as leaves."""
+        named: dict[str, Amount] = {}
+        for name, amount in self._alive(phase, index, at) if self.active else ():
+            named[name] = named.get(name, NOTHING) + amount
+        return tuple(self._leaf(name, amount) for name, amount in named.items() if amount.bytes)
+
+    def _alive(self, phase: str, index: int, at: str) -> Iterator[tuple[str, Amount]]:
+        layer = min(index - self.first, len(self.layers))
+        return (self._in_forward if phase == "forward" else self._in_backward)(layer, index, at)
+
+    def _group(self, layer: int) -> Group:
+        """A layer's group; before the first, and without layers, the root's."""
+        return self.layers[min(layer, len(self.layers) - 1)] if layer >= 0 and self.layers else self.root
+
+    def _in_forward(self, layer: int, index: int, at: str) -> Iterator[tuple[str, Amount]]:
+        inside = 0 <= layer < len(self.layers)
+        yield "root", self.root.whole
+        if self.keeps:
+            yield "layers", self._whole[max(layer, 0)]
+        if self.apart and not inside:  # the model's forward has ended, and its last buffer gone
+            yield "layers", self.layers[-1].whole if not self.keeps else NOTHING
+            return
+        yield "all_gather", self._group(layer).flat
+        if inside:
+            yield "layers", self.layers[layer].whole
+        if inside and at == "before":  # the buffer of the group before goes only when this one is copied out
+            yield "all_gather", self._group(layer - 1).flat
+
+    def _in_backward(self, layer: int, index: int, at: str) -> Iterator[tuple[str, Amount]]:
+        last = len(self.layers)
+        inside = 0 <= layer < last
+        if index == 0 and self.first and at == "after":  # the root's turn, when all else has ended
+            yield "root_gradients", self.root.gradients
+            yield "reduce_scatter", self.root.reduced
+            return
+        if self.apart and layer == last:  # the loss: nothing of the model has begun
+            yield "layers", self._whole[-1] if self.keeps else self.layers[-1].whole
+            return
+        yield "root", self.root.whole
+        if layer < last:
+            yield "root_gradients", self.end.gradients
+            yield "reduce_scatter", self._reducing(layer, at)
+        if self.keeps:
+            yield "layers", self._whole[min(max(layer + (at != "after"), 0), last)]
+        else:
+            if inside and at != "after":
+                yield "layers", self.layers[layer].whole
+            yield from self._prefetched(layer, at)
+
+    def _reducing(self, layer: int, at: str) -> Amount:
+        """The buffer of the reduce-scatter before, or of this layer's own."""
+        waits = layer if at == "after" else max(layer + 1, 0)
+        return self.layers[waits].reduced if waits < len(self.layers) else NOTHING
+
+    def _prefetched(self, layer: int, at: str) -> Iterator[tuple[str, Amount]]:
+        """The buffer of the next layer's gather; as a layer begins, its own, or the next with the cast that fills it."""
+        if layer <= 0:
+            own = self._group(0).flat if layer == 0 and at == "before" and self.layers else NOTHING
+            yield "all_gather", own
+            return
+        following = self.layers[layer - 1]
+        own = self.layers[layer].flat if layer < len(self.layers) - self.apart else NOTHING
+        if at == "before" and own.bytes > following.flat.bytes + following.cast.bytes:
+            yield "all_gather", own
+            return
+        yield "all_gather", following.flat
+        if at == "before":
+            yield "cast", following.cast
+
+    def _leaf(self, name: str, amount: Amount) -> Component:
+        size = self.reduced if name == "reduce_scatter" else self.size
+        rest = amount.bytes - size * amount.elements
+        numbers: dict[str, Number] = {"N": amount.elements, **({"r": rest} if rest else {})}
+        latex = rf"{size} \cdot <N>" + (" + <r>" if rest else "")
+        return Component(name, amount.bytes, formula=Formula(latex, _SOURCE, _URL, _ASSUMES), numbers=numbers)
+
+
+def gathered(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: ModelTensors) -> Gathered:
+    """The groups of a stage under ZeRO-3; nothing below it or on one rank."""
+    if plan.zero < 3 or (plan.shards == 1 and plan.offload != "parameters"):
+        return Gathered()
+    recipe, key = RECIPES[plan.recipe], StateKey.of(plan)
+    size = recipe.compute if recipe.gathered else recipe.weight
+    reduced = 4 if recipe.gathered else size
+    sizes = (size, reduced) if recipe.gathered else (0, 0)
+    end = (tensors.end,) if stage.last else ()
+    tied = (tensors.tied_head,) if stage.last and tensors.tied_head.tensors else ()
+    towers = [tower for tower, count in tensors.towers for _ in range(count)] if stage.first else []
+    root = (*((tensors.embedding, *towers) if stage.first else tied), *end)
+    if plan.implementation == "torchtitan":
+        groups = [tensors.embedding, *(tensors.kinds[kind] for kind in stage.layers), tensors.end]
+        made = tuple(_group((group,), key, sizes) for group in groups)
+        return Gathered(layers=made, keeps=not plan.reshard_after_forward, apart=True, size=size, reduced=reduced)
+    return Gathered(
+        root=_group(root, key, sizes),
+        end=_group((*end, *tied), key, sizes),
+        layers=tuple(_group((tensors.kinds[kind],), key, sizes) for kind in stage.layers),
+        first=int(stage.first),
+        keeps=not plan.reshard_after_forward,
+        size=size,
+        reduced=reduced,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _group(found: tuple[Tensors, ...], key: StateKey, sizes: tuple[int, int]) -> Group:
+    """A group's buffers. `sizes`: bytes of a gathered weight and of a reduced gradient; 0 where both are as they are stored."""
+    whole: list[tuple[str, Amount]] = []
+    gradients: list[tuple[str, Amount]] = []
+    flat = cast = reduced = NOTHING
+    for tensor in (tensor for tensors in found for tensor in tensors.tensors):
+        rules = key.rules(tensor)
+        weight = next(rule for rule in rules if rule.group == "parameters")
+        ranks = key.ranks(tensor, weight)
+        shard = key.elements(tensor, ranks)
+        size = sizes[0] or weight.bytes
+        whole.append((key.storage(tensor), Amount(size * shard * ranks, shard * ranks)))
+        flat += Amount(size * shard * ranks, shard * ranks)
+        cast += Amount(size * shard, shard) if size != weight.bytes else NOTHING
+        if any(rule.group == "gradients" for rule in rules):
+            gradients.append((key.storage(tensor), Amount(size * tensor.elements, tensor.elements)))
+            reduced += Amount((sizes[1] or weight.bytes) * shard * ranks, shard * ranks)
+    one = "the buffer"
+    buffers = ([(one, flat)], [(one, cast)], gradients, [(one, reduced)])
+    return Group(_rounded(whole, key.granule), *(_rounded(amounts, key.granule) for amounts in buffers))
+
+
+def _rounded(amounts: Iterable[tuple[str, Amount]], granule: int) -> Amount:
+    """The sum of storages, given with the name of each; equal names are one storage."""
+    stored: dict[str, Amount] = {}
+    for name, amount in amounts:
+        stored[name] = stored.get(name, NOTHING) + amount
+    return Amount(
+        sum(round_up(amount.bytes, granule) for amount in stored.values()),
+        sum(amount.elements for amount in stored.values()),
+    )

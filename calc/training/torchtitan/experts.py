@@ -1,0 +1,133 @@
+"""torchtitan's experts: a router, the tokens sorted by expert and padded, grouped matmuls, and their outputs weighted in fp32."""
+
+from __future__ import annotations
+
+from calc.model.feed_forward import MoE
+from calc.model.weights import Dim, dim
+from calc.training.autograd import operators as ops
+from calc.training.autograd.operators import FULL, LONG, ONE
+from calc.training.autograd.tape import FIXED, Edge, Value, Weight
+from calc.training.torchtitan.layers import TitanBuilder, mlp
+
+INDEX = 4  # bytes of the places that padding gives the tokens
+
+
+def moe(b: TitanBuilder, x: Value, module: MoE) -> Value:
+    """Experts of their own for each token, and those that serve all."""
+    t = b.tape
+    k, h = dim("K", module.num_experts_per_tok), dim("h", module.hidden_size)
+    with t.part("router"):
+        weights, chosen = _router(b, x, module, k)
+        order = t.new("order", k, x.extent, LONG)
+        sorted_weights = t.new("sorted_weights", k, x.extent, FULL)
+        ops.kernel(t, [weights], sorted_weights, [order])
+    with t.part("experts"):
+        tokens = t.new("tokens", k, x.extent, LONG)
+        routed = _taken(b, x, tokens, k * h, "routed")
+        del tokens
+        out = _experts(b, routed, module, k, h)
+    shared = None
+    if module.shared:
+        with t.part("shared_expert"):
+            shared = mlp(b, x, module.shared)
+    with t.part("experts"):
+        unsorted = _placed(b, out, order, "unsorted")
+        wide = ops.cast(t, unsorted, FULL, "fp32_outputs")
+        mixed = t.new("mixed", h, x.extent, FULL)
+        ops.kernel(t, [weights, wide], mixed, [weights, wide])
+        del wide
+        mixed = ops.cast(t, mixed, x.bytes, "mixed")
+        made = mixed if shared is None else ops.add(t, shared, mixed, "sum")
+    del chosen
+    return made
+
+
+def _router(b: TitanBuilder, x: Value, module: MoE, k: Dim) -> tuple[Value, Value]:
+    """The chosen experts' weights for each token, and who they are. Scores are made in fp32; a bias, no parameter, balances."""
+    t, experts = b.tape, dim("E", module.num_experts)
+    scores = ops.unary(
+        t, ops.cast(t, b.matmul(x, module.router, "router", experts), FULL, "fp32_logits"), "scores", "result"
+    )
+    biased = t.like(scores, "biased")
+    largest, chosen = t.new("largest", k, x.extent, FULL), t.new("chosen", k, x.extent, LONG)
+    weights = t.new("weights", k, x.extent, FULL)
+    ops.kernel(t, [scores], weights, [chosen])
+    if b.model_class.torchtitan_normalised:
+        weights = _normalised(b, weights)
+    weights = ops.scale(t, weights, "scaled")
+    del biased, largest
+    return weights, chosen
+
+
+def _normalised(b: TitanBuilder, weights: Value) -> Value:
+    """Each weight by the sum of a token's: both are kept."""
+    t = b.tape
+    total = ops.shift(t, ops.mean(t, weights, ONE, "sum"), FULL, "sum")
+    out = t.like(weights, "normalized")
+    meta = (total.dim, total.extent, FULL)
+
+    def backward(g: Value, *saved: Value) -> tuple[Value, Value]:
+        to_weights = t.like(g)
+        product = t.like(g)
+        return to_weights, _summed(product)
+
+    def _summed(product: Value) -> Value:
+        return t.new("gradient", *meta)
+
+    t.record([weights, total], out, [weights, total], backward)
+    return out
+
+
+def _taken(b: TitanBuilder, x: Value, places: Value, out_dim: Dim, name: str) -> Value:
+    """x[places]: the places are kept; backward adds into zeros."""
+    t = b.tape
+    out = t.new(name, out_dim, x.extent, x.bytes)
+    meta = (x.dim, x.extent, x.bytes)
+    t.record([x], out, [places], lambda g, *saved: (t.new("gradient", *meta),))
+    return out
+
+
+def _placed(b: TitanBuilder, x: Value, places: Value, name: str) -> Value:
+    """empty[places] = x: the places are kept; backward takes the gradients from there."""
+    t = b.tape
+    out = t.like(x, name)
+    meta = (x.dim, x.extent, x.bytes)
+    t.record([x], out, [places], lambda g, *saved: (t.new("gradient", *meta),))
+    return out
+
+
+def _experts(b: TitanBuilder, routed: Value, module: MoE, k: Dim, h: Dim) -> Value:
+    """The grouped matmuls, between a copy of the tokens with a row of zeros for padding, and their return from it."""
+    t, f = b.tape, dim(module.expert.letter, module.expert.intermediate_size)
+    places = t.new("places", k, routed.extent, INDEX)
+    longer = ops.copy(t, routed, "with_zeros")
+    x = _taken(b, longer, places, k * h, "padded")
+    del longer
+    ends = t.new("ends", dim("E", module.num_experts), FIXED, 4)
+    inner = ops.unary(t, _grouped(b, x, module, "gate", k * f, ends), "activated")
+    inner = ops.mul(t, inner, _grouped(b, x, module, "up", k * f, ends), "product")
+    out = _grouped(b, inner, module, "down", k * h, ends)
+    del inner, x
+    out = _placed(b, out, places, "outputs")
+    back = t.view(out)
+    meta = (out.dim, out.extent, out.bytes)
+    t.record([out], back, [], lambda g: (t.new("gradient", *meta),))  # without the row of zeros
+    return back
+
+
+def _grouped(b: TitanBuilder, x: Value, module: MoE, name: str, out_dim: Dim, ends: Value) -> Value:
+    """torch's grouped matmul over all experts: it keeps its input and where each expert's tokens end."""
+    t = b.tape
+    found = tuple(weight for weight in module.expert.weights if weight.name == name)
+    weight = b.weight(*found, copies=module.num_experts)
+    weight = Weight(name, weight.dim, weight.trains, weight.bytes)
+    out = t.new(name, out_dim, x.extent, x.bytes)
+    meta = (x.dim, x.extent, x.bytes)
+
+    def backward(g: Value, *saved: Value) -> tuple[Value]:
+        made = t.new("gradient", *meta)
+        ops.weight_gradient(t, weight)
+        return (made,)
+
+    t.record([x, Edge()], out, [x, ends], backward)
+    return out

@@ -1,0 +1,154 @@
+"""What torchtitan's layers are made of: linear layers and norms, rotary positions, attention and MLPs, written on a tape."""
+
+from __future__ import annotations
+
+from calc.model.feed_forward import MLP
+from calc.model.mixers import Attention, LatentAttention
+from calc.model.weights import Dim, Norm, dim
+from calc.model.weights import Weight as ModelWeight
+from calc.training.autograd import operators as ops
+from calc.training.autograd.builder import Builder
+from calc.training.autograd.operators import FULL, ONE
+from calc.training.autograd.tape import POSITIONS, Value
+from calc.training.transformers.attention import kernel
+
+
+class TitanBuilder(Builder):
+    """Counts the matmuls of a layer, of which selective checkpointing keeps the first, third and so on."""
+
+    matmuls = 0
+    argument: Value | None = None  # what a checkpoint holds beside its input
+
+    def matmul(self, x: Value, weights: tuple[ModelWeight, ...], name: str, out: Dim) -> Value:
+        """The linear layer `name` among the weights."""
+        found = (weight for weight in weights if weight.name == name)
+        y = ops.linear(self.tape, x, self.weight(*found), out, name)
+        self.matmuls += 1
+        if self.matmuls % 2:
+            self.tape.cache(y)
+        return y
+
+    def rms(self, x: Value, norm: Norm, rows: Dim = ONE) -> Value:
+        """nn.RMSNorm: one operator on CUDA, which keeps its input and an inverse root for each row."""
+        with self.tape.part(norm.name):
+            return ops.native_norm(self.tape, x, self.vector(norm), rows, 1)
+
+
+def _complex(b: Builder, x: Value, tables: Value, name: str) -> Value:
+    """fp32 pairs times the table's complex numbers, whose conjugates backward makes."""
+    t = b.tape
+    out = t.like(x, name)
+    per_position = dim("d", tables.dim.size)
+
+    def backward(g: Value, *saved: Value) -> tuple[Value]:
+        conjugates = t.new("conjugates", per_position, POSITIONS, FULL)
+        made = t.like(g)
+        del conjugates
+        return (made,)
+
+    t.record([x], out, [tables], backward)
+    return out
+
+
+def _turned(b: Builder, query: Value, key: Value, tables: Value) -> tuple[Value, Value]:
+    """Rotary positions on queries and keys."""
+    t = b.tape
+    with t.part("rotary"):
+        if b.model_class.torchtitan == "cosines":
+            return _by_cosines(b, query, tables, "query"), _by_cosines(b, key, tables, "key")
+        wide_query, wide_key = ops.cast(t, query, FULL, "fp32_query"), ops.cast(t, key, FULL, "fp32_key")
+        turned_query = _complex(b, wide_query, tables, "turned_query")
+        turned_key = _complex(b, wide_key, tables, "turned_key")
+        return ops.cast(t, turned_query, query.bytes, "query"), ops.cast(t, turned_key, key.bytes, "key")
+
+
+def _turned_alone(b: Builder, x: Value, tables: Value, name: str) -> Value:
+    """Rotary positions on one tensor, as complex numbers."""
+    t = b.tape
+    with t.part("rotary"):
+        wide = ops.cast(t, x, FULL, f"fp32_{name}")
+        return ops.cast(t, _complex(b, wide, tables, f"turned_{name}"), x.bytes, name)
+
+
+def _by_cosines(b: Builder, x: Value, tables: Value, name: str) -> Value:
+    """x * cos + rotate_half(x) * sin"""
+    t = b.tape
+    half = Dim(x.dim.size // 2, rf"\frac{{{x.dim.latex}}}{{2}}", x.dim.numbers)
+    straight = ops.mul(t, x, tables, "cosine")
+
+    def rotated() -> Value:
+        first, second = ops.slices(t, x, [half, half])
+        return ops.join(t, [ops.scale(t, second), first], x.dim, "rotated")
+
+    return ops.add(t, straight, ops.mul(t, rotated(), tables, "sine"), name)
+
+
+def attention(b: TitanBuilder, x: Value, mixer: Attention, tables: Value) -> Value:
+    weights = mixer.parts[0].weights
+    a, k, d = (
+        b.local(dim("a", mixer.num_attention_heads)),
+        b.kv_heads(mixer.num_key_value_heads),
+        dim("d", mixer.head_dim),
+    )
+    x = b.gather(x)
+    query = b.matmul(x, weights, "query", a * d)
+    key = b.matmul(x, weights, "key", k * d)
+    value = b.matmul(x, weights, "value", k * d)
+    if mixer.q_norm:
+        query = b.rms(query, mixer.q_norm, a)
+    if mixer.k_norm:
+        key = b.rms(key, mixer.k_norm, k)
+    query, key = _turned(b, query, key, tables)
+    mixed = kernel(b, query, key, value, (a, k, d, d), 0)
+    return b.scatter(b.matmul(mixed, weights, "output", dim("h", mixer.hidden_size)))
+
+
+def mlp(b: TitanBuilder, x: Value, module: MLP) -> Value:
+    """down(silu(gate(x)) * up(x))"""
+    t, f = b.tape, b.local(dim(module.letter, module.intermediate_size))
+    x = b.gather(x)
+    activated = ops.unary(t, b.matmul(x, module.weights, "gate", f), "activated")
+    inner = ops.mul(t, activated, b.matmul(x, module.weights, "up", f), "product")
+    del activated
+    return b.scatter(b.matmul(inner, module.weights, "down", dim("h", module.hidden_size)))
+
+
+def latent(b: TitanBuilder, x: Value, mixer: LatentAttention, tables: Value) -> Value:
+    """Multi-head latent attention, its keys and values expanded to all heads."""
+    t, weights = b.tape, mixer.parts[0].weights
+    a, h = dim("a", mixer.num_attention_heads), dim("h", mixer.hidden_size)
+    nope, rope, d_v = (
+        dim("d_n", mixer.qk_nope_head_dim),
+        dim("d_r", mixer.qk_rope_head_dim),
+        dim("d_v", mixer.v_head_dim),
+    )
+    rank, r_q = dim("r_kv", mixer.kv_lora_rank), dim("r_q", mixer.q_lora_rank)
+    norms = {norm.name: norm for norm in mixer.norms}
+    if mixer.q_lora_rank:
+        query = b.matmul(x, weights, "query_down", r_q)
+        query = b.matmul(b.rms(query, norms["q_norm"]), weights, "query_up", a * (nope + rope))
+    else:
+        query = b.matmul(x, weights, "query", a * (nope + rope))
+    passed, turned = ops.split(t, query, [a * nope, a * rope])
+    turned = _turned_alone(b, turned, tables, "query")
+    query = ops.join(t, [passed, turned], a * (nope + rope), "query")
+    latents = b.matmul(x, weights, "key_value_down", rank + rope)
+    low, key_rope = ops.split(t, latents, [rank, rope])
+    del latents
+    key_rope = _turned_alone(b, key_rope, tables, "key")
+    low = b.rms(low, norms["kv_norm"])
+    expanded = b.matmul(low, weights, "key_value_up", a * (nope + d_v))
+    del low
+    key_pass, value = ops.split(t, expanded, [a * nope, a * d_v])
+    del expanded
+    key = ops.join(t, [key_pass, _seen_by_all(b, key_rope, a * rope)], a * (nope + rope), "key")
+    mixed = kernel(b, query, key, value, (a, a, nope + rope, d_v), 0)
+    return b.matmul(mixed, weights, "output", h)
+
+
+def _seen_by_all(b: Builder, x: Value, whole: Dim) -> Value:
+    """`expand`: the same memory for every head; backward sums over the heads."""
+    view = Value(b.tape, x.storage, whole, None)
+    meta = (x.dim, x.extent, x.bytes)
+    b.tape.record([x], view, [], lambda g: (b.tape.new("gradient", *meta),))
+    return view

@@ -1,0 +1,135 @@
+"""torchtitan's step on one device: its segments, and what lives beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from calc.breakdown import Number
+from calc.errors import InputError
+from calc.model.feed_forward import MLP, MoE
+from calc.model.mixers import Attention, LatentAttention
+from calc.model.spec import Layer, ModelSpec
+from calc.training.autograd.blocks import Sizes
+from calc.training.autograd.builder import Settings
+from calc.training.autograd.leaves import Source, block_segment, rounded_leaf
+from calc.training.autograd.segments import Constant, Segment
+from calc.training.model_classes import MODEL_CLASSES, model_class
+from calc.training.pipeline_stages import Stage
+from calc.training.plan import TrainingPlan
+from calc.training.states.recipes import RECIPES
+from calc.training.states.sharding import GRANULE
+from calc.training.states.tensors import ModelTensors, Tensors, kind_path
+from calc.training.torchtitan.blocks import embedding_block, end_block, layer_block, loss_block
+from calc.units import round_up
+
+PROGRAM = Source(
+    "torchtitan 0.2.2 on PyTorch 2.13: what autograd saves, operator by operator (tools/autograd/derivatives.yaml)",
+    "https://github.com/pytorch/torchtitan/tree/v0.2.2/torchtitan",
+)
+_LOSS = Tensors(("loss",), ())
+
+
+def check_model(plan: TrainingPlan, spec: ModelSpec) -> None:
+    """InputError unless torchtitan has a program for the model, and it is written here for the plan's layout."""
+    if not model_class(spec.architecture).torchtitan:
+        known = [name for name, found in MODEL_CLASSES.items() if found.torchtitan]
+        raise InputError(
+            f"implementation: 'torchtitan' has no program for {spec.name} ({spec.architecture or 'no architecture'}) here; "
+            f"it is modelled for {', '.join(sorted(known))}",
+            "implementation",
+        )
+    if spec.tied or not all(map(_plain, spec.layers.kinds)):
+        raise InputError(
+            f"implementation: 'torchtitan' is modelled for untied embeddings and layers without biases, which {spec.name} "
+            "does not have",
+            "implementation",
+        )
+    dense = all(isinstance(kind.mixer, Attention) and isinstance(kind.feed_forward, MLP) for kind in spec.layers.kinds)
+    for field in ("tp", "ep", "cp"):
+        degree = getattr(plan, field)
+        if degree > 1 and not dense:
+            raise InputError.of(field, degree, f"'torchtitan' is modelled for {spec.name} with {field} 1 only")
+
+
+def _plain(layer: Layer) -> bool:
+    mixer, module = layer.mixer, layer.feed_forward
+    mixes = isinstance(mixer, Attention | LatentAttention) and not mixer.bias
+    dense = isinstance(module, MLP) and not module.bias
+    return mixes and (dense or (isinstance(module, MoE) and not module.shared_gate and len(module.router) == 1))
+
+
+def torchtitan_notes(plan: TrainingPlan, spec: ModelSpec) -> Iterator[str]:
+    """What the estimate takes for granted of torchtitan's run."""
+    yield "torchtitan 0.2.2, run eagerly in 16 bits: neither torch.compile nor float8 is counted"
+    if any(isinstance(kind.feed_forward, MoE) for kind in spec.layers.kinds):
+        yield "experts: the rows that padding adds, up to 8 for each expert, are not counted"
+    if plan.cp > 1:
+        yield "context parallelism: the keys and values that ring attention gathers for a while are not counted"
+
+
+def settings_of(plan: TrainingPlan, spec: ModelSpec) -> Settings:
+    """What the blocks of this plan depend on."""
+    return Settings(
+        bytes=RECIPES[plan.recipe].compute,
+        attention="sdpa",
+        tp=plan.tp,
+        sharded_sequence=plan.sharded_sequence,
+        architecture=spec.architecture,
+    )
+
+
+def torchtitan_segments(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: ModelTensors) -> list[Segment]:
+    """The blocks in order of execution: embedding, layers, final norm with head, loss."""
+    check_model(plan, spec)
+    settings = settings_of(plan, spec)
+    sizes = Sizes(plan.micro_batch, plan.seq // plan.cp, GRANULE)
+    made = [block_segment(("embedding",), embedding_block(spec, settings), sizes, tensors.embedding, plan, PROGRAM)]
+    kinds = {
+        kind: block_segment(
+            path := kind_path(spec.layers, kind),
+            layer_block(spec.layers.kinds[kind], path, settings, plan.recompute),
+            sizes,
+            tensors.kinds[kind],
+            plan,
+            PROGRAM,
+        )
+        for kind in stage.counts
+    }
+    made += [kinds[kind] for kind in stage.layers]
+    made.append(block_segment(("end",), end_block(spec, settings), sizes, tensors.end, plan, PROGRAM))
+    made.append(block_segment(("loss",), loss_block(spec.vocab_size, settings), sizes, _LOSS, plan, PROGRAM))
+    return made
+
+
+def torchtitan_constants(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> list[Constant]:
+    """What lives beside the blocks: tokens and labels, the loss, the rotary table that is the model's buffer."""
+    batch, tokens = plan.micro_batch, plan.seq // plan.cp
+    sizes: dict[str, Number] = {"b": batch, "s": tokens}
+    made = [
+        _constant(name, 8 * batch * tokens, r"8 \cdot <b> \cdot <s>", sizes, True, "step")
+        for name in ("input_ids", "labels")
+    ]
+    made.append(replace(_constant("loss", 4, "4", {}, True, "step"), fixed=True, late=True))
+    made.append(replace(_constant("loss_sum", 4, "4", {}, False, "layers"), fixed=True, late=True))
+    made.append(_constant("loss_gradient", 4, "4", {}, False, "backward"))
+    mixer = spec.layers.kinds[0].mixer
+    assert isinstance(mixer, Attention | LatentAttention)
+    turned = mixer.qk_rope_head_dim if isinstance(mixer, LatentAttention) else mixer.head_dim
+    numbers: dict[str, Number] = {"s": plan.seq, "d": turned}
+    cosines = model_class(spec.architecture).torchtitan == "cosines"
+    width = 8 if cosines else 4  # cosines and sines, or a complex number for a pair of features
+    name = "cosines_and_sines" if cosines else "rotations"
+    made.append(_constant(name, width * plan.seq * turned, rf"{width} \cdot <s> \cdot <d>", numbers, False, "step"))
+    for kind, count in sorted(stage.counts.items()):
+        module = spec.layers.kinds[kind].feed_forward
+        if isinstance(module, MoE):  # a bias for each expert, and how many tokens it had: fp32 buffers
+            numbers = {"L": count, "E": module.num_experts}
+            each = round_up(4 * module.num_experts, GRANULE)
+            latex = r"2 \cdot <L> \cdot 512 \cdot \lceil \frac{4 \cdot <E>}{512} \rceil"
+            made.append(_constant(f"balance_{kind}", 2 * count * each, latex, numbers, False, "step"))
+    return made
+
+
+def _constant(name: str, exact: int, latex: str, numbers: dict[str, Number], each: bool, until: str) -> Constant:
+    return Constant(rounded_leaf(name, exact, latex, numbers, PROGRAM), each, until)

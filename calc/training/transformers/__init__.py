@@ -1,0 +1,1 @@
+"""The program of transformers (hf, liger), with peft's adapters and TRL's objectives."""

@@ -1,0 +1,103 @@
+"""torchtitan's plans: what they allow, whose leaves sum and hold, and what the levels of recomputation keep."""
+
+from __future__ import annotations
+
+import pytest
+
+from calc.catalogue import catalogue
+from calc.errors import InputError, validated
+from calc.hardware import gpu
+from calc.training import TrainingPlan, train
+from calc.training.advice.suggestions import suggest
+from tests.calc.training.models import model
+from tests.latex import assert_formulas_hold
+
+TITAN = {"implementation": "torchtitan", "recipe": "fsdp-bf16", "zero": 3, "dp": 8, "seq": 1024}
+
+
+def answer(name="meta-llama-3.1-8b", **changes):
+    return train(model(name), validated(TrainingPlan, {**TITAN, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"recipe": "pure-bf16"}, "recipe"),
+        ({"recipe": "amp"}, "recipe"),
+        ({"zero": 2}, "zero"),
+        ({"dp": 1}, "dp"),
+        ({"dp": 8, "dp_replicate": 8}, "dp_replicate"),
+        ({"pp": 2}, "pp"),
+        ({"tp": 2, "sequence_parallel": False}, "sequence_parallel"),
+        ({"attention": "eager"}, "attention"),
+        ({"loss": "chunked"}, "loss"),
+        ({"method": "lora"}, "method"),
+    ],
+)
+def test_what_torchtitan_does_not_do_is_refused_with_the_field_named(changes, field):
+    with pytest.raises(InputError, match=field):
+        answer(**changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("gemma-7b", "no program"), ("llama-3.2-1b", "untied"), ("phi-3-mini-4k-instruct", "no program")],
+)
+def test_a_model_that_torchtitan_has_no_program_for_is_refused(name, reason):
+    with pytest.raises(InputError, match=reason):
+        answer(name)
+
+
+def test_every_model_is_answered_or_refused_and_leaves_sum_to_the_peak():
+    answered = 0
+    for name in catalogue():
+        for changes in ({"recompute": "selective"}, {"recompute": "full", "micro_batch": 2}, {}):
+            try:
+                found = answer(name, **changes)
+            except InputError:
+                continue
+            answered += 1
+            assert found.breakdown.total == found.peak_bytes, (name, changes)
+            assert_formulas_hold(found.breakdown)
+    assert answered >= 30
+
+
+@pytest.mark.parametrize("changes", [{"tp": 2}, {"tp": 8, "recompute": "selective"}, {"dp": 16, "dp_replicate": 2}])
+def test_divided_layouts_have_formulas_that_hold(changes):
+    for phase_heavy in ({}, {"seq": 8192}):
+        found = answer(**changes, **phase_heavy)
+        assert found.breakdown.total == found.peak_bytes
+        assert_formulas_hold(found.breakdown)
+
+
+def test_selective_recomputation_keeps_every_second_matmul_and_attention():
+    """Of a Llama layer: its input, query, value, attention's output with its sums and seeds, gate, and the last matmul's output."""
+    seq, h, kv, f, heads = 1024, 4096, 1024, 14336, 32
+    layer = 2 * seq * (h + h + kv + h + f + h) + 4 * seq * heads + 2 * 512
+    full = 2 * seq * h
+    kept = answer(recompute="selective").activations_bytes - answer(recompute="full").activations_bytes
+    assert kept == 32 * (layer - full)
+
+
+def test_the_loss_outside_the_model_is_the_highest_point_of_a_large_vocabulary():
+    found = answer(recompute="full", micro_batch=4)
+    names = {row.path.partition("/")[2].partition("/")[0] for row in found.breakdown.rows() if "working" in row.path}
+    assert found.peak_phase == "backward"
+    assert names == {"loss"}
+
+
+def test_what_helps_to_go_on_is_told_for_torchtitan_too():
+    found = suggest(
+        train(model("meta-llama-3.1-8b"), validated(TrainingPlan, {**TITAN, "seq": 8192}), gpu("a100-pcie-40gb"))
+    )
+    assert found.checkpoint.bytes == 8_030_261_248 * (4 + 8)
+    assert found.largest_micro_batch == 0
+    assert any(change.values.get("recompute") in ("selective", "full") for change in found.fixes)
+
+
+def test_what_is_not_counted_is_said():
+    told = " ".join(answer("qwen3-30b-a3b").assumptions)
+    assert "torch.compile" in told
+    assert "padding" in told
+    assert "ring attention" in " ".join(answer(cp=2).assumptions)
+    assert "torchtitan" not in " ".join(train(model("llama-2-7b"), TrainingPlan(seq=512)).assumptions)
