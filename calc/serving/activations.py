@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from calc.breakdown import Component, Formula
-from calc.hardware import Gpu
 from calc.model.feed_forward import MLP, FeedForward, MoE
 from calc.model.mixers import Attention, LatentAttention, Mixer
 from calc.model.spec import ModelSpec
 from calc.serving.plan import ServingPlan
-from calc.units import GiB
 
 _SOURCE = "the buffers of one step that no engine can do without, in 16 bits; fused attention keeps no scores"
 _ASSUMES = (
@@ -16,28 +14,14 @@ _ASSUMES = (
     "the residual stream and its normalised copy, and the widest tensor of a layer",
 )
 
-# driver's memory from which vLLM's server takes so many tokens and sequences a step (vllm/engine/arg_utils.py)
-_VLLM_DEFAULTS = ((160 * GiB, 16_384, 1024), (70 * GiB, 8192, 1024), (0, 2048, 256))
+_TOKENS = 8192  # of a step at most, where neither plan nor engine says
+_SEQUENCES = 256
 
 
-def step_limits(plan: ServingPlan, gpu: Gpu | None) -> tuple[int, int]:
-    """(tokens, sequences) of one step at most: as given, or vLLM's server defaults for the GPU (an A100 counts as small)."""
-    memory = gpu.memory_bytes or 0 if gpu else 0
-    if gpu and gpu.name.startswith("a100"):
-        memory = 0
-    tokens, sequences = next((t, s) for least, t, s in _VLLM_DEFAULTS if memory >= least)
-    return plan.max_batched_tokens or tokens, plan.max_seqs or sequences
-
-
-def activations(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, last: bool) -> tuple[Component, ...]:
+def activations(spec: ModelSpec, plan: ServingPlan, *, last: bool) -> tuple[Component, ...]:
     """Hidden states and the widest tensor of a step's tokens, and on the last stage the logits of its sequences in fp32."""
-    most_tokens, most_sequences = step_limits(plan, gpu)
-    if plan.engine == "vllm":
-        return (_vllm_peak(spec, most_sequences),)
-    if plan.engine == "llama.cpp":
-        return (_llama_cpp_buffer(spec, plan),)
-    sequences = min(plan.concurrency, most_sequences)
-    tokens = min(most_tokens, plan.concurrency * plan.prompt_tokens)
+    sequences = min(plan.concurrency, plan.max_seqs or _SEQUENCES)
+    tokens = min(plan.max_batched_tokens or _TOKENS, plan.concurrency * plan.prompt_tokens)
     width = max((_width(kind.mixer, kind.feed_forward, plan.tp) for kind in spec.layers.kinds), default=0)
     parts = [
         Component(
@@ -65,34 +49,6 @@ def activations(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, last: bool)
             )
         )
     return tuple(parts)
-
-
-def _vllm_peak(spec: ModelSpec, sequences: int) -> Component:
-    """The peak of vLLM's profiling run, which its sampler decides; a fit, not a law."""
-    formula = Formula(
-        r"15 \cdot <B> \cdot <V>",
-        "fitted to logs of vLLM 0.19: 15 bytes a sequence and word (39 in 2025)",
-        "",
-        ("an approximation: logits, their fp32 copy, and what sampling makes of them",),
-    )
-    return Component(
-        "sampler_peak",
-        15 * sequences * spec.vocab_size,
-        formula=formula,
-        numbers={"B": sequences, "V": spec.vocab_size},
-    )
-
-
-def _llama_cpp_buffer(spec: ModelSpec, plan: ServingPlan) -> Component:
-    """llama.cpp's compute buffer, which the logits of a micro-batch decide; an approximation."""
-    formula = Formula(
-        r"<n_u> \cdot <V> \cdot 4",
-        "llama.cpp: fp32 logits of a micro-batch, the widest tensor of its graph",
-        "https://github.com/ggml-org/llama.cpp",
-        ("an approximation: attention without flash adds its scores",),
-    )
-    numbers = {"n_u": plan.ubatch, "V": spec.vocab_size}
-    return Component("compute_buffer", 4 * plan.ubatch * spec.vocab_size, formula=formula, numbers=numbers)
 
 
 def _width(mixer: Mixer | None, feed_forward: FeedForward | None, tp: int) -> int:

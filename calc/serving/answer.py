@@ -11,15 +11,13 @@ from calc.hardware import Gpu
 from calc.model.mixers import Attention, LatentAttention, Mixer, Recurrence
 from calc.model.spec import ModelSpec
 from calc.serving.cache import Cache, cache_of
-from calc.serving.capacity import Capacity, llama_cpp, logical
+from calc.serving.capacity import Capacity
+from calc.serving.engines import ENGINES
 from calc.serving.plan import ServingPlan, check_layout
 from calc.serving.speed import Speed, speed
 from calc.serving.stages import Load, loads
-from calc.serving.vllm import vllm
 from calc.serving.weights import StoredWeights, stored_weights
-from calc.units import ceil_div
-
-ENGINES = {"logical": logical, "vllm": vllm, "llama.cpp": llama_cpp}
+from calc.units import GiB, ceil_div
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +40,7 @@ class ServingAnswer:
     kv_bytes_per_sequence: int
     kv_bytes: int
     activation_bytes: int
+    reserved: tuple[Component, ...]
     blocks_per_sequence: int
     wasted_slots: int
     mha_ratio: float | None
@@ -64,6 +63,7 @@ class ServingAnswer:
             "kv_bytes_per_sequence": self.kv_bytes_per_sequence,
             "kv_bytes": self.kv_bytes,
             "activation_bytes": self.activation_bytes,
+            "reserved_bytes": {part.name: int(part.total) for part in self.reserved},
             "kv_budget_bytes": self.capacity.budget,
             "kv_blocks": self.capacity.blocks,
             "kv_tokens": self.capacity.tokens,
@@ -97,9 +97,10 @@ def serve(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None = None) -> Serving
     check_layout(spec, plan)
     stored = stored_weights(spec, plan.weights, plan.tp)
     cache = cache_of(spec, plan)
-    stages = loads(spec, plan, gpu, stored, cache)
+    engine = ENGINES[plan.engine]
+    stages = loads(spec, plan, gpu, stored, cache, engine.parts)
     most = max(stages, key=lambda load: load.total(plan.concurrency))
-    capacity = ENGINES[plan.engine](plan, gpu, cache, stages)
+    capacity = engine.capacity(plan, gpu, cache, stages)
     block = capacity.block_size or plan.block_size
     cached = plan.context if spec.generates else 0
     blocks = ceil_div(cached, block)
@@ -116,13 +117,14 @@ def serve(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None = None) -> Serving
         kv_bytes_per_sequence=most.sequence,
         kv_bytes=plan.concurrency * most.sequence,
         activation_bytes=most.activation_bytes,
+        reserved=most.reserved,
         blocks_per_sequence=capacity.request_blocks or blocks,
         wasted_slots=blocks * block - cached,
         mha_ratio=mha_ratio(spec) if spec.generates else None,
         saved_flops_per_step=plan.concurrency * saved_flops(spec, cached),
         capacity=capacity,
         speed=pace,
-        notes=tuple(_notes(spec, plan, gpu, pace)),
+        notes=(*_notes(spec, plan, gpu, pace), *_missing(plan, capacity, stages)),
     )
 
 
@@ -194,6 +196,17 @@ def _notes(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, pace: Speed) -> 
     if pace.ttft_s is not None:
         notes.append("times are a roofline: no communication, launches or scheduling")
     return notes
+
+
+def _missing(plan: ServingPlan, capacity: Capacity, stages: tuple[Load, ...]) -> list[str]:
+    """How much is missing where weights, activations and reserve alone are too much, in the engine's own words where it has some."""
+    if capacity.limit is None or plan.kv_memory_gib is not None:
+        return []
+    short = max(load.total(0) for load in stages) - capacity.limit
+    if short < 0:
+        return []
+    words = "No available memory for the cache blocks: " if plan.engine == "vllm" else ""
+    return [f"{words}{short / GiB:.2f} GiB are missing before the first token of the cache"]
 
 
 def _keeps_fp32(mixer: Mixer) -> bool:

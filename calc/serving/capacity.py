@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 
-from calc.errors import InputError
 from calc.hardware import Gpu
 from calc.serving.cache import Cache
 from calc.serving.plan import ServingPlan
@@ -44,31 +43,25 @@ class Capacity:
         return None if self.concurrency is None else int(self.concurrency)
 
 
-def limit_of(plan: ServingPlan, gpu: Gpu | None) -> int | None:
-    """memory x utilisation, or what the plan states for the cache alone."""
-    if plan.kv_memory_gib:
+UTILIZATION = 0.92  # vLLM's of today, for want of an engine's own
+
+
+def limit_of(plan: ServingPlan, gpu: Gpu | None, utilization: float = UTILIZATION) -> int | None:
+    """memory x utilisation (as given, or `utilization`), or what the plan states for the cache alone."""
+    if plan.kv_memory_gib is not None:
         return int(Fraction(str(plan.kv_memory_gib)) * GiB)
     if gpu is None or gpu.memory_bytes is None:
         return None
-    return int(Fraction(str(plan.gpu_memory_utilization)) * gpu.memory_bytes)
+    return int(Fraction(str(plan.utilization(utilization))) * gpu.memory_bytes)
 
 
-def budget_of(plan: ServingPlan, gpu: Gpu | None, load: Load) -> int | None:
-    """memory x utilisation - weights - activations, or what the plan states; below zero when the weights alone are too much."""
-    limit = limit_of(plan, gpu)
-    if limit is None or plan.kv_memory_gib:
+def budget_of(plan: ServingPlan, gpu: Gpu | None, load: Load, utilization: float = UTILIZATION) -> int | None:
+    """memory x utilisation - weights - activations - what the engine reserves, or what the plan states; below zero when that is
+    too much."""
+    limit = limit_of(plan, gpu, utilization)
+    if limit is None or plan.kv_memory_gib is not None:
         return limit
-    return limit - load.weights - load.activation_bytes
-
-
-_LLAMA_CPP_KV = ("bf16", "fp16", "fp32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
-
-
-def llama_cpp(plan: ServingPlan, gpu: Gpu | None, cache: Cache, loads: tuple[Load, ...]) -> Capacity:
-    """llama.cpp: a stream for each sequence, in cells of 256 and without blocks. InputError for a cache format that it does not have."""
-    if plan.kv_dtype not in _LLAMA_CPP_KV:
-        raise InputError.of("kv_dtype", plan.kv_dtype, f"llama.cpp keeps its cache in {', '.join(_LLAMA_CPP_KV)}")
-    return replace(logical(plan, gpu, cache, loads), blocks=None)
+    return limit - load.weights - load.activation_bytes - load.reserved_bytes
 
 
 def logical(plan: ServingPlan, gpu: Gpu | None, cache: Cache, loads: tuple[Load, ...]) -> Capacity:

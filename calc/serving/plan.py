@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from calc.errors import InputError
 from calc.model.spec import ModelSpec
@@ -35,7 +35,17 @@ WeightName = Literal[
     "gguf-Q3_K_M",
     "gguf-Q2_K",
 ]
+EngineName = Literal["logical", "vllm", "sglang", "tensorrt-llm", "llama.cpp", "transformers"]
 KVName = Literal["bf16", "fp16", "fp32", "fp8", "int8", "int4", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
+
+
+def _zero_is_auto(value: Any) -> Any:
+    """0 stood for "auto" in older links and commands, and still does."""
+    return None if value in (0, "0", "0.0") and value is not False else value
+
+
+_AutoCount = Annotated[int | None, BeforeValidator(_zero_is_auto)]
+_AutoGiB = Annotated[float | None, BeforeValidator(_zero_is_auto)]
 
 
 class ServingPlan(BaseModel):
@@ -43,39 +53,63 @@ class ServingPlan(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    engine: Literal["logical", "vllm", "sglang", "llama.cpp"] = Field(
-        "logical", description="whose rules: logical is the bytes of the tensors alone"
+    engine: EngineName = Field("logical", description="whose rules: logical is the bytes of the tensors alone")
+    engine_version: str | None = Field(
+        None, max_length=20, description="the engine's version, as 0.19; left out: the newest that is known here"
     )
     tp: int = Field(1, ge=1, le=4096, description="tensor parallelism")
     pp: int = Field(1, ge=1, le=4096, description="pipeline stages")
+    dp: int = Field(1, ge=1, le=4096, description="data-parallel attention: ranks that hold attention whole")
+    ep: int = Field(1, ge=1, le=4096, description="expert parallelism: 1, or tp x dp (vLLM: --enable-expert-parallel)")
     weights: WeightName = Field("bf16", description="format of the weights")
     kv_dtype: KVName = Field("bf16", description="format of the KV cache")
     context: int = Field(4096, ge=1, le=MOST_TOKENS, description="tokens of one sequence in the cache")
     concurrency: int = Field(1, ge=1, le=1_000_000, description="sequences in the cache at once")
     prompt: int = Field(0, ge=0, le=MOST_TOKENS, description="prompt tokens; 0: the context without the output")
     output: int = Field(0, ge=0, le=MOST_TOKENS, description="tokens to generate after the prompt")
-    gpu_memory_utilization: float = Field(
-        0.92, gt=0, le=1, description="share of the GPU's memory that weights, cache and activations may take"
+    gpu_memory_utilization: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="share of the GPU's memory that weights, cache and activations may take; left out: the engine's own (vLLM 0.92)",
     )
-    kv_memory_gib: float = Field(
-        0.0, ge=0, le=1_000_000, description="GiB for the KV cache, where known; 0: what the GPU has left"
+    kv_memory_gib: _AutoGiB = Field(
+        None, ge=0, le=1_000_000, description="GiB for the KV cache, where known; left out: what the GPU has left"
     )
     block_size: int = Field(16, ge=1, le=65536, description="tokens of a cache block (PagedAttention)")
-    max_batched_tokens: int = Field(
-        0, ge=0, le=MOST_TOKENS, description="most tokens of one step; 0: vLLM's default for the GPU"
+    max_batched_tokens: _AutoCount = Field(
+        None, ge=1, le=MOST_TOKENS, description="most tokens of one step; left out: the engine's default for the GPU"
     )
-    max_seqs: int = Field(
-        0, ge=0, le=1_000_000, description="most sequences of one step; 0: vLLM's default for the GPU"
+    max_seqs: _AutoCount = Field(
+        None, ge=1, le=1_000_000, description="most sequences of one step; left out: the engine's default for the GPU"
     )
-    async_scheduling: bool = Field(True, description="vLLM: two batches in flight, today's default; off before v0.25")
+    enforce_eager: bool = Field(False, description="vLLM: capture no CUDA graphs")
+    images: int | None = Field(
+        None, ge=0, le=1_000, description="vLLM: pictures of a request; 0: none, and no profile of the encoder"
+    )
+    async_scheduling: bool | None = Field(
+        None, description="vLLM: two batches in flight; left out: as its version does (on from 0.25)"
+    )
     prefix_caching: bool = Field(
         True, description="vLLM: keep prefixes; a recurrent layer then holds two blocks a request"
     )
-    overhead_gib: float = Field(
-        0.6,
+    overhead_gib: float | None = Field(
+        None,
         ge=0,
         le=1000,
-        description="vLLM: GiB outside torch's tensors and in CUDA graphs; logs show 0.1 to 0.4 and 0.3",
+        description="GiB beside weights, cache and activations, in all; left out: what the engine's version is known to take",
+    )
+    activation_gib: float | None = Field(
+        None, ge=0, le=1000, description="GiB of the highest point of a step, where a log says so; left out: computed"
+    )
+    non_torch_gib: float | None = Field(
+        None,
+        ge=0,
+        le=1000,
+        description="vLLM: GiB outside torch's allocator, where a log says so; left out: its version's",
+    )
+    cuda_graph_gib: float | None = Field(
+        None, ge=0, le=1000, description="GiB of CUDA graphs, where a log says so; left out: an estimate by their sizes"
     )
     ubatch: int = Field(512, ge=1, le=65536, description="llama.cpp: tokens computed at once (n_ubatch)")
     keep_window: int = Field(
@@ -97,11 +131,17 @@ class ServingPlan(BaseModel):
             raise ValueError(
                 f"prompt ({self.prompt}) + output ({self.output}) must be at most context ({self.context})"
             )
+        if self.ep not in (1, self.tp * self.dp):
+            raise ValueError(f"ep ({self.ep}) must be 1 or tp x dp ({self.tp} x {self.dp})")
         if self.keep_sinks and not self.keep_window:
             raise ValueError(
                 f"keep_sinks ({self.keep_sinks}) needs a keep_window above 0; keep_window is {self.keep_window}"
             )
         return self
+
+    def utilization(self, default: float) -> float:
+        """The share of the memory that may be used: as given, or the engine's default."""
+        return default if self.gpu_memory_utilization is None else self.gpu_memory_utilization
 
     @property
     def prompt_tokens(self) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 from calc.breakdown import Component
 from calc.hardware import Gpu
 from calc.model.spec import ModelSpec
-from calc.serving.activations import activations
 from calc.serving.cache import Cache
 from calc.serving.plan import ServingPlan
 from calc.serving.weights import StoredWeights
@@ -24,6 +24,12 @@ class Load:
     weights: int
     sequence: int
     activations: tuple[Component, ...]
+    reserved: tuple[Component, ...] = ()
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What the engine takes beside weights, cache and activations."""
+        return int(sum(part.total for part in self.reserved))
 
     @property
     def activation_bytes(self) -> int:
@@ -31,7 +37,7 @@ class Load:
 
     def total(self, sequences: int) -> int:
         """Bytes with so many sequences in the cache."""
-        return self.weights + sequences * self.sequence + self.activation_bytes
+        return self.weights + sequences * self.sequence + self.activation_bytes + self.reserved_bytes
 
 
 def stage_layers(layers: int, stages: int) -> tuple[range, ...]:
@@ -48,15 +54,26 @@ def stage_layers(layers: int, stages: int) -> tuple[range, ...]:
     return tuple(found)
 
 
-def loads(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, stored: StoredWeights, cache: Cache) -> tuple[Load, ...]:
+class Parts(Protocol):
+    """What an engine takes on one stage beside weights and cache."""
+
+    def __call__(
+        self, spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, layers: range
+    ) -> tuple[tuple[Component, ...], tuple[Component, ...]]:
+        """(activations, reserved) of the stage with these layers."""
+        ...
+
+
+def loads(
+    spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, stored: StoredWeights, cache: Cache, parts: Parts
+) -> tuple[Load, ...]:
     """The load of every stage."""
-    within, at_end = activations(spec, plan, gpu, last=False), activations(spec, plan, gpu, last=True)
-    stages = _stages(spec, stored, plan.pp)
-    sequence = {counts: cache.sequence_bytes(counts, plan.context) for _, counts, _ in stages}
-    return tuple(
-        Load(stage, layers, counts, weights, sequence[counts], at_end if stage == plan.pp - 1 else within)
-        for stage, (layers, counts, weights) in enumerate(stages)
-    )
+    found = []
+    for stage, (layers, counts, weights) in enumerate(_stages(spec, stored, plan.pp)):
+        activations, reserved = parts(spec, plan, gpu, layers)
+        sequence = cache.sequence_bytes(counts, plan.context)
+        found.append(Load(stage, layers, counts, weights, sequence, activations, reserved))
+    return tuple(found)
 
 
 @lru_cache(maxsize=128)

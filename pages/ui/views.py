@@ -257,7 +257,9 @@ def need(answer: ServingAnswer, numbers: Numbers) -> str:
     of = f"{numbers.show(room.needed)} of {numbers.show(room.limit)}"
     if plan.kv_memory_gib:
         return f"the cache needs {of} given to it"
-    return f"needs {of} per GPU ({numbers.percent(plan.gpu_memory_utilization)} of its memory)"
+    assert answer.gpu
+    assert answer.gpu.memory_bytes
+    return f"needs {of} per GPU ({numbers.percent(room.limit / answer.gpu.memory_bytes)} of its memory)"
 
 
 def too_heavy(answer: ServingAnswer, numbers: Numbers) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from calc.breakdown import Breakdown, Component
 from calc.catalogue import load, load_config
 from calc.errors import InputError
 from calc.hardware import gpu
 from calc.model.config import from_config
 from calc.serving import ServingPlan, serve
-from calc.units import GiB
+from calc.serving.vllm.graphs import captured_sizes
+from calc.units import GiB, KiB, MiB
 from tests.latex import assert_formulas_hold
 
 
@@ -87,13 +89,77 @@ def test_deepseek_v32_has_a_layout_of_its_own_in_fp8():
     assert_formulas_hold(answer.breakdown)
 
 
-def test_the_budget_leaves_out_weights_the_sampler_and_what_is_not_torch():
-    card = gpu("h100-sxm-80gb")
-    answer = serve(load("meta-llama-3.1-8b"), ServingPlan(engine="vllm", overhead_gib=0.5), card)
-    assert answer.activation_bytes == 15 * 1024 * 128_256
-    left = int(card.memory_bytes * 92 // 100) - answer.weights_bytes - answer.activation_bytes - GiB // 2
+def on(card: str, model: str = "meta-llama-3.1-8b", **plan):
+    return serve(load(model), ServingPlan(engine="vllm", **plan), gpu(card))
+
+
+def parts(answer) -> dict[str, int]:
+    return {part.name: part.total for part in (*answer.breakdown.root.children[-1].children, *answer.reserved)}
+
+
+def test_the_budget_is_what_weights_peak_and_reserve_leave_of_the_share():
+    answer = on("h100-sxm-80gb", overhead_gib=0.5)
+    left = answer.gpu.memory_bytes * 92 // 100 - answer.weights_bytes - answer.activation_bytes - GiB // 2
     assert abs(answer.capacity.budget - left) <= 1
     assert answer.capacity.fits
+
+
+def test_the_formulas_of_the_profile_hold():
+    for model, card, plan in (
+        ("meta-llama-3.1-8b", "h100-sxm-80gb", {"engine_version": "0.19"}),
+        ("deepseek-v2-lite", "a100-sxm-80gb", {"max_seqs": 16, "max_batched_tokens": 65_536}),
+        ("qwen2.5-vl-7b-instruct", "h200-141gb", {"pp": 2}),
+    ):
+        answer = on(card, model, **plan)
+        assert_formulas_hold(answer.breakdown)
+        assert_formulas_hold(Breakdown(Component("reserved", children=answer.reserved), "bytes"))
+
+
+def test_the_peak_grows_with_the_tokens_of_a_step():
+    """vllm#10517 and #28228: as many tokens at once as the context leave no room for that context."""
+    answer = on("rtx-3090-24gb", gpu_memory_utilization=0.9, context=29_000, max_batched_tokens=29_000)
+    assert answer.activation_bytes == 29_000 * 2 * 3 * (4096 + 14_336) + 8 * MiB + 128 * KiB
+    assert answer.capacity.fits is False
+    small = on("rtx-3090-24gb", gpu_memory_utilization=0.9, context=29_000)
+    assert small.activation_bytes < answer.activation_bytes / 3
+
+
+@pytest.mark.parametrize(("version", "each"), [("0.6", 38), ("v0.16.0", 38), ("0.17", 14), (None, 14)])
+def test_the_sampler_takes_what_its_version_holds_at_once(version, each):
+    answer = on("h100-sxm-80gb", engine_version=version, max_seqs=1024, max_batched_tokens=2048)
+    assert parts(answer)["sampler"] == each * 1024 * 128_256
+
+
+def test_graphs_come_out_of_the_cache_from_0_21_on():
+    assert "graph_bytes_full" not in parts(on("h100-sxm-80gb", engine_version="0.20"))
+    assert parts(on("h100-sxm-80gb", engine_version="0.21"))["graph_bytes_piecewise"] > 0
+    assert "graph_bytes_full" not in parts(on("h100-sxm-80gb", enforce_eager=True))
+
+
+def test_captured_sizes_are_those_that_vllm_lists():
+    """A start-up log of 0.23 with the defaults: PIECEWISE=51 (largest=512), FULL=35 (largest=256)."""
+    assert len(captured_sizes(512)) == 51
+    assert len(captured_sizes(256)) == 35
+    assert captured_sizes(24) == (1, 2, 4, 8, 16, 24)
+
+
+def test_an_experts_workspace_stays_from_0_17_on():
+    """Qwen1.5-MoE on 8,192 tokens: 8,192 x 4 x (max(2 x 1408, 2048) + max(1408, 2048)) x 2 bytes beside the sampler."""
+    assert parts(on("h100-sxm-80gb", "qwen1.5-moe-a2.7b", engine_version="0.19"))["expert_workspace"] == (
+        8192 * 4 * (2816 + 2048) * 2
+    )
+
+
+def test_a_version_that_is_none_is_refused():
+    for text in ("latest", "0.5", "1"):
+        with pytest.raises(InputError, match=r"vLLM's versions from 0\.6"):
+            on("h100-sxm-80gb", engine_version=text)
+
+
+def test_a_budget_below_zero_says_what_is_missing():
+    answer = on("rtx-3090-24gb", "qwen3-32b")
+    assert answer.capacity.budget == 0
+    assert any("No available memory for the cache blocks" in note and "GiB" in note for note in answer.notes)
 
 
 @pytest.mark.parametrize("plan", [{"kv_dtype": "q8_0"}, {"kv_dtype": "int4"}])

@@ -5,15 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from calc.errors import InputError
-from calc.hardware import Gpu
-from calc.serving.activations import step_limits
 from calc.serving.cache import Cache, Kept
-from calc.serving.capacity import Capacity, budget_of, limit_of
 from calc.serving.plan import ServingPlan
-from calc.serving.stages import Load
-from calc.units import GiB, ceil_div
-
-KV_DTYPES = ("bf16", "fp16", "fp32", "fp8")
+from calc.units import ceil_div
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,37 +100,3 @@ def _block(kind: Kind, block: int, widest: int) -> int:
             "engine", "vllm", "it cannot page layers whose bytes a token do not divide each other; use logical"
         )
     return block * widest // kind.size
-
-
-def vllm(plan: ServingPlan, gpu: Gpu | None, cache: Cache, loads: tuple[Load, ...]) -> Capacity:
-    """Blocks, and requests of `context` tokens at once, as vLLM prints them; the tokens that it prints are their product."""
-    if plan.kv_dtype not in KV_DTYPES:
-        raise InputError.of("kv_dtype", plan.kv_dtype, f"vLLM keeps its cache in {', '.join(KV_DTYPES)}")
-    batches = 2 if plan.async_scheduling else 1
-    in_flight = batches * step_limits(plan, gpu)[0]
-    rooms: list[tuple[int, Pool]] = []
-    for load in loads:
-        kinds, budget = kinds_of(cache, load.counts), budget_of(plan, gpu, load)
-        if kinds and budget is not None:
-            rooms.append((_after_overhead(plan, budget), pool_of(kinds, plan, in_flight)))
-    if not rooms:
-        return Capacity(None, None, None, None, None)
-    budget, pool = min(rooms, key=lambda room: room[0] // room[1].block_bytes / room[1].request_blocks)
-    left = min(room - plan.concurrency * each.request_blocks * each.block_bytes for room, each in rooms)
-    blocks = max(0, budget) // pool.block_bytes
-    concurrency = blocks / pool.request_blocks
-    return Capacity(
-        max(0, budget),
-        blocks,
-        blocks * plan.context // pool.request_blocks,
-        concurrency,
-        left >= 0 if gpu else None,
-        limit_of(plan, gpu),
-        left,
-        pool.request_blocks,
-        pool.block_size,
-    )
-
-
-def _after_overhead(plan: ServingPlan, budget: int) -> int:
-    return budget if plan.kv_memory_gib else budget - int(plan.overhead_gib * GiB)
