@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,31 +9,19 @@ from typing import Any
 from calc.breakdown import Breakdown, Component
 from calc.hardware import Gpu
 from calc.model.feed_forward import MoE
-from calc.model.mixers import Attention, Recurrence
 from calc.model.spec import ModelSpec
-from calc.training.autograd.adapters import VARIANTS
 from calc.training.device_totals import DeviceTotals, device_totals
-from calc.training.megatron.stage import score_buffer
-from calc.training.model_classes import model_class
-from calc.training.overhead import SOURCES, Overhead
+from calc.training.model_rules import check
+from calc.training.notes import assumptions
+from calc.training.overhead import Overhead
 from calc.training.peak_breakdown import components
 from calc.training.pipeline_stages import must_be_modelled, stages
 from calc.training.plan import TrainingPlan
-from calc.training.plan_rules import check
+from calc.training.programs import program_of
 from calc.training.published_counts import zero_paper_activations
 from calc.training.stage_memory import StageMemory, stage_memory
-from calc.training.states.nf4_loading import NOTES as QUANTISED
 from calc.training.states.nf4_loading import loading
-from calc.training.states.offload import NOTES, Offloaded, offloaded
-from calc.training.states.recipes import OPTIMIZERS, RECIPES
-from calc.training.states.sharding import StateKey
-from calc.training.states.tensors import idle_towers
-from calc.training.torchtitan.stage import torchtitan_notes
-from calc.training.transformers.notes import remarks
-from calc.training.transformers.stage import needs_eager
-
-# The number format that a recipe's matmuls must have; the others run in fp16 or fp32 just as well.
-_FORMATS = {"pure-bf16": "bf16", "megatron-bf16": "bf16", "fsdp-bf16": "bf16", "fp8": "fp8"}
+from calc.training.states.offload import Offloaded, offloaded
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +84,7 @@ class TrainingAnswer:
     def totals_of(self, memory: StageMemory) -> DeviceTotals:
         """What a device of that stage reserves and shows."""
         experts = any(isinstance(kind.feed_forward, MoE) for kind in self.spec.layers.kinds)
-        peak, scores = memory.peak[1].bytes, score_buffer(self.plan, self.spec)
+        peak, scores = memory.peak[1].bytes, program_of(self.plan).workspace(self.plan, self.spec)
         return device_totals(self.plan, self.gpu, peak, idle=memory.idle_pools, experts=experts, scores=scores)
 
     @property
@@ -142,10 +129,8 @@ class TrainingAnswer:
 
     @cached_property
     def assumptions(self) -> tuple[str, ...]:
-        """What the config left open, and what the estimate takes for granted."""
-        missing = self.gpu.lacks(_FORMATS.get(self.plan.recipe, "")) if self.gpu else None
-        told = [*_assumptions(self.plan, self.spec), *([f"recipe {self.plan.recipe}: {missing}"] if missing else [])]
-        return tuple(dict.fromkeys((*self.spec.assumptions, *told, *SOURCES.values())))
+        """What the config left open, and what the estimate assumes."""
+        return assumptions(self.plan, self.spec, self.gpu)
 
     def as_json(self) -> dict[str, Any]:
         """The answer with the keys of `python -m calc train`."""
@@ -185,91 +170,6 @@ def _stage_json(memory: StageMemory) -> dict[str, Any]:
         "optimizer_bytes": memory.states[2],
         "activations_bytes": memory.activations,
     }
-
-
-def _assumptions(plan: TrainingPlan, spec: ModelSpec) -> list[str]:
-    labels = (
-        "labels are the inputs"
-        if spec.has_head
-        else "no head and no labels: the step on text ends at the last hidden state"
-    )
-    told = [f"{labels}, no attention mask is given, gradients are set to None, and the optimizer has its state"]
-    told += [note for note in (RECIPES[plan.recipe].note, OPTIMIZERS[plan.optimizer].note) if note]
-    told += NOTES[plan.offload]
-    told += QUANTISED if plan.method == "qlora" else ()
-    told += VARIANTS if plan.lora else ()
-    told += spec.beyond_positions("seq", plan.seq)
-    idle = idle_towers(spec)
-    if idle:
-        told.append(
-            f"text-only step: {', '.join(idle)} hold weights alone, no gradients, optimizer states or activations"
-        )
-    others = [tower.name for tower in spec.towers if tower.in_total and tower.name not in idle]
-    if others:
-        told.append(f"{', '.join(others)}: states are counted, activations are not")
-    kinds = dict.fromkeys(kind.mixer.kind for kind in spec.layers.kinds if isinstance(kind.mixer, Recurrence))
-    told += (
-        remarks(spec)
-        if plan.transformers
-        else [f"{kind} layers keep their input and what their usual kernel is known to keep" for kind in kinds]
-    )
-    told += [f"activations are an estimate: {text}" for text in spec.estimates]
-    told += _attention(plan, spec)
-    told += _sharding(plan, spec)
-    if plan.scores:
-        told += _scoring(plan)
-    if plan.implementation == "torchtitan":
-        told += torchtitan_notes(plan, spec)
-    if plan.ep > 1:
-        told.append("experts are balanced: every rank serves as many tokens as it holds")
-    return told
-
-
-def _attention(plan: TrainingPlan, spec: ModelSpec) -> Iterator[str]:
-    """Where `sdpa` is not what its name promises in transformers."""
-    if plan.attention != "sdpa" or not plan.transformers:
-        return
-    if needs_eager(spec):
-        reason = (
-            "its class has no SDPA"
-            if model_class(spec.architecture).eager_only
-            else "capped scores or sinks have no SDPA"
-        )
-        yield f"attention: transformers runs this model's attention eager ({reason})"
-    mixers = [kind.mixer for kind in spec.layers.kinds]
-    one = any(isinstance(mixer, Attention) and mixer.num_key_value_heads == 1 for mixer in mixers)
-    if model_class(spec.architecture).modeling == "falcon" and one:
-        yield (
-            "attention: Falcon's class always gives SDPA a mask, and with one key and value head for all queries no fused kernel "
-            "takes it: PyTorch's plain mathematics keeps all scores in fp32"
-        )
-
-
-def _sharding(plan: TrainingPlan, spec: ModelSpec) -> Iterator[str]:
-    """What FSDP2 does that more ranks do not better, and what its recipe counts without it."""
-    if RECIPES[plan.recipe].gathered and plan.zero < 3:
-        yield f"recipe {plan.recipe}: FSDP2 is zero 3; with zero {plan.zero} no 16-bit copy of the fp32 weights is counted"
-    experts = {kind.feed_forward.num_experts for kind in spec.layers.kinds if isinstance(kind.feed_forward, MoE)}
-    for rows in sorted(count // plan.ep for count in experts):
-        if StateKey.of(plan).rows and rows < plan.expert_shards:
-            yield (
-                f"zero 3: FSDP2 shards stacked experts by whole experts, so that {rows} over {plan.expert_shards} ranks are padded to one "
-                "each: more ranks hold no fewer, and gather more padding"
-            )
-
-
-def _scoring(plan: TrainingPlan) -> Iterator[str]:
-    """What preference and reinforcement learning take for granted."""
-    yield f"{plan.objective}: sequences of equal length, without padding; {plan.prompt_tokens} of {plan.seq} tokens are the prompt"
-    if plan.holds_reference:
-        yield "the reference model has the policy's number format, as TRL loads it, and lies whole on each device"
-    elif plan.runs_reference:
-        yield "the reference is the base model without its adapters: no second copy"
-    if plan.objective == "grpo":
-        yield (
-            f"transformers generates all {plan.generated:,} completions of an optimizer step at once on each device, in groups of "
-            "num_generations; with vLLM on the same GPU its share comes on top, and on other GPUs there is no rollout here"
-        )
 
 
 def train(spec: ModelSpec, plan: TrainingPlan, gpu: Gpu | None = None) -> TrainingAnswer:

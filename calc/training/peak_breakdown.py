@@ -5,10 +5,11 @@ from __future__ import annotations
 from calc.breakdown import Component, Formula
 from calc.pipeline import weight_versions
 from calc.training.autograd.segments import Segment
-from calc.training.stage_memory import EMBEDDING, END, Moment, StageMemory, model_of
+from calc.training.stage_memory import EMBEDDING, END, Moment, StageMemory
 from calc.training.states.offload import resident
 from calc.training.states.recipes import OPTIMIZERS
 from calc.training.states.sharding import Placed, merged, placed, state_components
+from calc.training.states.stage_tensors import model_of
 from calc.training.states.tensors import Tensors
 
 _BUCKETS = (

@@ -1,120 +1,26 @@
-"""How a model is trained: the flags of `train` and `trace`. The rules between them lie in `calc.training.plan_rules`."""
+"""How a model is trained: the fields of a plan with the rules between them."""
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import Annotated, Literal, Self
+from typing import Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import model_validator
 
+from calc.training.plan_fields import PlanFields
 from calc.training.plan_rules import broken
-from calc.training.states.tensors import Lora
 
-Recipe = Literal["pure-bf16", "amp", "fp32", "mixed-16", "megatron-bf16", "megatron-fp16", "fsdp-bf16", "fp8"]
-Optimizer = Literal["adamw", "sgd", "momentum", "adafactor", "lion", "muon", "adamw-8bit", "paged-adamw"]
-Loss = Literal["full", "chunked", "fused"]
-Schedule = Literal[
-    "naive", "gpipe", "1f1b", "interleaved", "looped-bfs", "interleaved-zb", "zb-h1", "zb-h2", "zb-v", "dualpipe-v",
-    "pipedream",
-]  # fmt: skip
-
-# What the flags allow and no ledger knows yet: refused by name, never ignored.
+# What the flags allow and is not modelled yet: refused by name, never ignored.
 NOT_MODELLED = {
     "objective": {"ppo"},
 }
 
 
-def _names(value: object) -> object:
-    """Names with commas between them, as a flag or a URL gives them."""
-    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
-
-
-Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
-
-
-class TrainingPlan(BaseModel):
+class TrainingPlan(PlanFields):
     """One training step of one model, as `python -m calc train` describes it.
 
     `dp` counts all data-parallel ranks; `dp_replicate` of them hold equal shards (HSDP), so that ZeRO shards over
     dp · cp / dp_replicate. `ep` lies inside dp · cp. A device sees `seq / cp` tokens of each sequence.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    seq: int = Field(4096, ge=1, le=2**24, description="sequence length in tokens")
-    micro_batch: int = Field(1, ge=1, le=2**20, description="sequences in one micro-batch")
-    global_batch: int | None = Field(
-        None, ge=1, le=2**30, description="sequences in one optimizer step; left out: micro-batch · dp"
-    )
-    dp: int = Field(1, ge=1, le=2**20, description="data-parallel ranks")
-    tp: int = Field(1, ge=1, le=1024, description="tensor-parallel ranks")
-    pp: int = Field(1, ge=1, le=1024, description="pipeline stages")
-    cp: int = Field(1, ge=1, le=4096, description="context-parallel ranks: each holds seq / cp tokens")
-    ep: int = Field(1, ge=1, le=4096, description="expert-parallel ranks, inside dp · cp")
-    dp_replicate: int = Field(1, ge=1, le=2**20, description="data-parallel ranks that hold equal shards (HSDP)")
-    zero: int = Field(0, ge=0, le=3, description="ZeRO: 1 shards the optimizer, 2 gradients too, 3 (FSDP) weights too")
-    reshard_after_forward: bool = Field(True, description="free gathered weights after the forward (ZeRO-3)")
-    sequence_parallel: bool | None = Field(
-        None, description="divide the sequence between TP blocks; left out: on with tp > 1"
-    )
-    recipe: Recipe = Field("pure-bf16", description="number formats of weights, gradients and states")
-    optimizer: Optimizer = Field("adamw", description="the optimizer")
-    optimizer_kernel: Literal["foreach", "fused", "loop"] = Field(
-        "foreach", description="PyTorch's implementation of the optimizer step"
-    )
-    recompute: Literal["none", "selective", "full"] = Field(
-        "none",
-        description="activations that the backward computes again; selective: what is chosen by operator (torchtitan), or "
-        "attention's scores",
-    )
-    attention: Literal["sdpa", "flash", "eager"] = Field("sdpa", description="the attention program")
-    dropout: Literal["config", "off"] = Field("config", description="the config's dropout, or none")
-    implementation: Literal["hf", "liger", "torchtitan", "fused", "paper"] = Field(
-        "hf",
-        description="whose program: transformers, alone or with Liger-Kernel's operators, torchtitan, Megatron with "
-        "Transformer Engine, or arXiv 2205.05198",
-    )
-    loss: Loss | None = Field(
-        None,
-        description="cross-entropy: full logits, chunked, or fused with the head (Liger-Kernel's; of implementation fused: "
-        "Transformer Engine's, in place on 16-bit logits); left out: full, fused with liger, chunked for dpo and grpo",
-    )
-    schedule: Schedule = Field("1f1b", description="pipeline schedule")
-    virtual_stages: int = Field(1, ge=1, le=256, description="chunks of the model on a pipeline stage")
-    method: Literal["full", "lora", "dora", "qlora"] = Field("full", description="full training or adapters")
-    lora_rank: int = Field(8, ge=1, le=65536, description="rank r of the adapters")
-    lora_targets: Names = Field(
-        (),
-        description="modules with adapters, with commas, or all-linear; left out: q_proj,v_proj, all-linear for qlora",
-    )
-    objective: Literal["pretrain", "sft", "dpo", "ppo", "grpo"] = Field(
-        "pretrain",
-        description="what the step optimises: dpo and grpo as TRL's trainers do, a micro-batch being pairs or completions",
-    )
-    prompt_tokens: int = Field(
-        1,
-        ge=1,
-        le=2**24,
-        description="tokens of each sequence that are the prompt: not scored, and read at once (dpo, grpo)",
-    )
-    reference: bool | None = Field(
-        None, description="hold a frozen reference model; left out: for dpo without adapters (grpo: TRL's beta is 0)"
-    )
-    offload: Literal["none", "optimizer", "parameters"] = Field(
-        "none", description="what lives in host memory: optimizer (with gradients), or parameters too"
-    )
-    nvme: bool = Field(False, description="keep what is offloaded on NVMe")
-    nvme_GBps: float | None = Field(
-        None, gt=0, le=1e6, description="NVMe bandwidth of one GPU in GB/s; left out: 1.6 (ZeRO-Infinity)"
-    )
-    context_mib: float | None = Field(
-        None, ge=0, le=1_000_000, description="CUDA context in MiB; left out: the sourced default"
-    )
-    nccl_mib: float | None = Field(None, ge=0, le=1_000_000, description="NCCL buffers of one process group in MiB")
-    workspace_mib: float | None = Field(None, ge=0, le=1_000_000, description="cuBLAS workspace in MiB")
-    fragmentation_percent: float | None = Field(
-        None, ge=0, le=1000, description="reserved beyond allocated, in percent of the peak"
-    )
 
     @model_validator(mode="after")
     def _rules(self) -> Self:
@@ -124,100 +30,3 @@ class TrainingPlan(BaseModel):
         for problem in broken(self):
             raise ValueError(problem)
         return self
-
-    @property
-    def transformers(self) -> bool:
-        """Whether the step is transformers' program, with Liger-Kernel's operators or its own."""
-        return self.implementation in ("hf", "liger")
-
-    @property
-    def head_loss(self) -> Loss:
-        """The cross-entropy's program: Liger-Kernel fuses it with the head, TRL runs both chunk by chunk, others keep the logits."""
-        if self.loss is not None:
-            return self.loss
-        return "fused" if self.implementation == "liger" else "chunked" if self.scores else "full"
-
-    @property
-    def scores(self) -> bool:
-        """Whether the step asks for log-probabilities of completions, as preference and reinforcement learning do."""
-        return self.objective in ("dpo", "grpo")
-
-    @property
-    def sequences(self) -> int:
-        """Sequences that the policy sees at a time: chosen and rejected answers of each pair for dpo."""
-        return self.micro_batch * (2 if self.objective == "dpo" else 1)
-
-    @property
-    def generated(self) -> int:
-        """Sequences that grpo's rollout generates at once on a rank: those of a whole optimizer step."""
-        return self.batch // self.dp
-
-    @property
-    def runs_reference(self) -> bool:
-        """Whether a reference scores the sequences: a model of its own, or with adapters the base without them."""
-        return self.scores and (self.objective == "dpo" if self.reference is None else self.reference)
-
-    @property
-    def holds_reference(self) -> bool:
-        """Whether the reference is a model of its own."""
-        return self.runs_reference and self.method == "full"
-
-    @cached_property
-    def batch(self) -> int:
-        """The global batch in sequences."""
-        return self.global_batch if self.global_batch is not None else self.micro_batch * self.dp
-
-    @cached_property
-    def microbatches(self) -> int:
-        """Micro-batches that one rank runs in one step."""
-        return self.batch // (self.micro_batch * self.dp)
-
-    @cached_property
-    def sharded_sequence(self) -> bool:
-        """Whether the parts between the tensor-parallel blocks divide the sequence by tp."""
-        return self.tp > 1 and self.sequence_parallel is not False
-
-    @cached_property
-    def shards(self) -> int:
-        """Ranks over which ZeRO shards what is not an expert: n · c, within one replica."""
-        return self.dp * self.cp // self.dp_replicate
-
-    @cached_property
-    def expert_shards(self) -> int:
-        """Ranks over which ZeRO shards the experts: n · c / e."""
-        return self.shards // self.ep
-
-    @cached_property
-    def lora(self) -> Lora | None:
-        """The adapters, where only they train."""
-        if self.method == "full":
-            return None
-        quantised = self.method == "qlora"
-        targets = self.lora_targets or (("all-linear",) if quantised else ())
-        return Lora(self.lora_rank, targets, magnitude=self.method == "dora", quantised=quantised)
-
-    @cached_property
-    def gpus(self) -> int:
-        return self.dp * self.tp * self.pp * self.cp
-
-    @property
-    def _kernelless(self) -> str:
-        """Why the optimizer's kernel changes nothing; "" where it does."""
-        if self.offload != "none":
-            return f"offload is {self.offload}: the host updates"
-        if self.optimizer in ("adamw-8bit", "paged-adamw"):
-            return f"optimizer {self.optimizer} has bitsandbytes' kernel alone"
-        return f"the step of {self.optimizer} makes no copies" if self.optimizer in ("sgd", "momentum") else ""
-
-    @property
-    def idle(self) -> dict[str, str]:
-        """Fields that change nothing beside the others, each with the reason."""
-        reasons = {
-            "lora_rank": "" if self.lora else "method is full",
-            "schedule": "" if self.pp > 1 else "pp is 1",
-            "dp_replicate": "" if self.zero else "zero is 0: every rank holds all states",
-            "reshard_after_forward": "" if self.zero == 3 else f"zero is {self.zero}: no weights are gathered",
-            "optimizer_kernel": self._kernelless,
-            "nvme_GBps": "" if self.nvme else "nothing lies on NVMe",
-        }
-        return {name: reason for name, reason in reasons.items() if reason}

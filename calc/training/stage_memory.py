@@ -9,18 +9,15 @@ from typing import NamedTuple
 from calc.model.spec import ModelSpec
 from calc.pipeline import weight_versions
 from calc.training.autograd.segments import Constant, Segment
-from calc.training.megatron.stage import ledger_constants, ledger_segments
 from calc.training.pipeline_stages import Stage
 from calc.training.plan import TrainingPlan
+from calc.training.programs import program_of
 from calc.training.states.fsdp_buffers import Gathered, gathered
 from calc.training.states.offload import resident
 from calc.training.states.optimizer_step import StepBytes, group_step
 from calc.training.states.recipes import RECIPES
 from calc.training.states.sharding import GROUPS, Placed, StateKey, group_bytes
-from calc.training.states.tensors import ModelTensors, model_tensors
-from calc.training.torchtitan.stage import torchtitan_constants, torchtitan_segments
-from calc.training.transformers import trl_objectives as objectives
-from calc.training.transformers.stage import hf_constants, hf_segments
+from calc.training.states.stage_tensors import groups_of, model_of
 from calc.units import ceil_div
 
 EMBEDDING, END = ("embedding",), ("end",)
@@ -282,50 +279,18 @@ class StageMemory:
         return self._timeline[1] + self.states[1] + self.gathered.pool - self.peak[1].bytes
 
 
-def model_of(plan: TrainingPlan, spec: ModelSpec) -> ModelTensors:
-    return model_tensors(spec, plan.tp, plan.ep, plan.lora)
-
-
-def groups_of(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> tuple[Placed, ...]:
-    """The tensors that a stage holds: its layers, the embedding on the first, the end on the last, towers on the first."""
-    tensors = model_of(plan, spec)
-    layers = [(tensors.kinds[kind], count) for kind, count in sorted(stage.counts.items())]
-    if StateKey.of(plan).rows and plan.transformers and stage.first and stage.last:
-        return ((tensors.root, 1), *layers, *tensors.towers)
-    groups: list[Placed] = [(tensors.embedding, int(stage.first)), *layers, (tensors.end, int(stage.last))]
-    if stage.last and not stage.first:
-        groups.append((tensors.tied_head, 1))
-    if stage.first:
-        groups += tensors.towers
-    return tuple((found, count) for found, count in groups if count)
-
-
-_WRITERS = {  # of a stage's segments, and of what lives beside them
-    "hf": (hf_segments, hf_constants),
-    "torchtitan": (torchtitan_segments, torchtitan_constants),
-    "": (ledger_segments, ledger_constants),
-}
-
-
 def stage_memory(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> StageMemory:
     """The memory of one stage under the plan's implementation."""
-    tensors = model_of(plan, spec)
-    make, beside = _WRITERS["torchtitan" if plan.implementation == "torchtitan" else "hf" if plan.transformers else ""]
-    segments, constants = tuple(make(plan, spec, stage, tensors)), tuple(beside(plan, spec, stage))
     groups = groups_of(plan, spec, stage)
-    if plan.scores:
-        constants += tuple(objectives.beside(plan, spec, stage, segments))
-        if plan.objective == "dpo" and plan.runs_reference:
-            segments += (objectives.reference_pass(plan, spec, stage, ("reference",)),)
-        groups += objectives.reference_groups(groups) if plan.holds_reference else ()
+    parts = program_of(plan).parts(plan, spec, stage, groups)
     return StageMemory(
         plan,
         spec,
         stage,
-        segments,
-        constants,
-        groups,
+        parts.segments,
+        parts.constants,
+        groups + parts.reference,
         StateKey.of(plan),
-        gathered(plan, spec, stage, tensors),
-        objectives.passes(plan, spec, stage) if plan.scores else (),
+        gathered(plan, spec, stage, model_of(plan, spec)),
+        parts.passes,
     )

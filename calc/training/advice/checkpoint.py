@@ -11,8 +11,8 @@ from calc.model.spec import ModelSpec
 from calc.training.advice.largest import changed
 from calc.training.pipeline_stages import stages
 from calc.training.plan import TrainingPlan
-from calc.training.stage_memory import groups_of
 from calc.training.states.sharding import Placed, StateKey, state_components
+from calc.training.states.stage_tensors import groups_of
 from calc.training.states.tensors import Tensors
 
 _SAVED: Final = ("parameters", "optimizer")

@@ -116,7 +116,8 @@ class Builder:
         with self.tape.part(name or norm.name):
             if self.settings.liger:
                 return liger.norm(self.tape, x, self.vector(norm), rows, self.settings.liger.in_place)
-            return NORMS[norm.kind if norm.style == "native" else norm.style](self, x, norm, rows)
+            program = NORMS[norm.kind if norm.style == "native" else norm.style]
+            return program(self.tape, x, norm, self.vector(norm), rows)
 
     def vector(self, norm: Norm) -> Weight:
         return Weight("weight", norm.size, self.settings.trains, self.settings.bytes)

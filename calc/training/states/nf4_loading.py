@@ -8,8 +8,8 @@ from typing import Final
 from calc.model.spec import ModelSpec
 from calc.training.pipeline_stages import stages
 from calc.training.plan import TrainingPlan
-from calc.training.stage_memory import groups_of
 from calc.training.states.sharding import StateKey, group_bytes
+from calc.training.states.stage_tensors import groups_of
 from calc.training.states.tensors import Tensors
 
 NOTES: Final = (

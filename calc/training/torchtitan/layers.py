@@ -7,10 +7,10 @@ from calc.model.mixers import Attention, LatentAttention
 from calc.model.weights import Dim, Norm, dim
 from calc.model.weights import Weight as ModelWeight
 from calc.training.autograd import operators as ops
+from calc.training.autograd.attention import expanded, kernel, rotary
 from calc.training.autograd.builder import Builder
 from calc.training.autograd.operators import FULL, ONE
 from calc.training.autograd.tape import POSITIONS, Value
-from calc.training.transformers.attention import kernel
 
 
 class TitanBuilder(Builder):
@@ -55,7 +55,7 @@ def _turned(b: Builder, query: Value, key: Value, tables: Value) -> tuple[Value,
     t = b.tape
     with t.part("rotary"):
         if b.model_class.torchtitan == "cosines":
-            return _by_cosines(b, query, tables, "query"), _by_cosines(b, key, tables, "key")
+            return rotary(b, query, tables, "query"), rotary(b, key, tables, "key")
         wide_query, wide_key = ops.cast(t, query, FULL, "fp32_query"), ops.cast(t, key, FULL, "fp32_key")
         turned_query = _complex(b, wide_query, tables, "turned_query")
         turned_key = _complex(b, wide_key, tables, "turned_key")
@@ -68,19 +68,6 @@ def _turned_alone(b: Builder, x: Value, tables: Value, name: str) -> Value:
     with t.part("rotary"):
         wide = ops.cast(t, x, FULL, f"fp32_{name}")
         return ops.cast(t, _complex(b, wide, tables, f"turned_{name}"), x.bytes, name)
-
-
-def _by_cosines(b: Builder, x: Value, tables: Value, name: str) -> Value:
-    """x * cos + rotate_half(x) * sin"""
-    t = b.tape
-    half = Dim(x.dim.size // 2, rf"\frac{{{x.dim.latex}}}{{2}}", x.dim.numbers)
-    straight = ops.mul(t, x, tables, "cosine")
-
-    def rotated() -> Value:
-        first, second = ops.slices(t, x, [half, half])
-        return ops.join(t, [ops.scale(t, second), first], x.dim, "rotated")
-
-    return ops.add(t, straight, ops.mul(t, rotated(), tables, "sine"), name)
 
 
 def attention(b: TitanBuilder, x: Value, mixer: Attention, tables: Value) -> Value:
@@ -137,18 +124,10 @@ def latent(b: TitanBuilder, x: Value, mixer: LatentAttention, tables: Value) -> 
     del latents
     key_rope = _turned_alone(b, key_rope, tables, "key")
     low = b.rms(low, norms["kv_norm"])
-    expanded = b.matmul(low, weights, "key_value_up", a * (nope + d_v))
+    key_value = b.matmul(low, weights, "key_value_up", a * (nope + d_v))
     del low
-    key_pass, value = ops.split(t, expanded, [a * nope, a * d_v])
-    del expanded
-    key = ops.join(t, [key_pass, _seen_by_all(b, key_rope, a * rope)], a * (nope + rope), "key")
+    key_pass, value = ops.split(t, key_value, [a * nope, a * d_v])
+    del key_value
+    key = ops.join(t, [key_pass, expanded(b, key_rope, a * rope)], a * (nope + rope), "key")
     mixed = kernel(b, query, key, value, (a, a, nope + rope, d_v), 0)
     return b.matmul(mixed, weights, "output", h)
-
-
-def _seen_by_all(b: Builder, x: Value, whole: Dim) -> Value:
-    """`expand`: the same memory for every head; backward sums over the heads."""
-    view = Value(b.tape, x.storage, whole, None)
-    meta = (x.dim, x.extent, x.bytes)
-    b.tape.record([x], view, [], lambda g: (b.tape.new("gradient", *meta),))
-    return view

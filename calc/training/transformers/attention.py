@@ -7,27 +7,16 @@ from calc.model.weights import Dim, Norm, dim
 from calc.model.weights import Weight as ModelWeight
 from calc.training.autograd import liger_operators as liger
 from calc.training.autograd import operators as ops
+from calc.training.autograd.attention import Heads, expanded, fused, kernel, merged, repeated, rotary
 from calc.training.autograd.builder import Builder
-from calc.training.autograd.operators import FULL, HALF, LONG, ONE
-from calc.training.autograd.tape import FIXED, PAIRS, Value
+from calc.training.autograd.operators import FULL, ONE
+from calc.training.autograd.tape import PAIRS, Value
 from calc.training.transformers.attention_sinks import shifted_softmax
 
 
 def named(weights: tuple[ModelWeight, ...], *names: str) -> tuple[ModelWeight, ...]:
     wanted = {name for base in names for name in (base, f"{base}_bias")}
     return tuple(weight for weight in weights if weight.name in wanted)
-
-
-def rotary(b: Builder, x: Value, tables: Value, name: str, sines: Value | None = None) -> Value:
-    """x * cos + rotate_half(x) * sin; the tables are the model's own and counted once, or the layer's with its `sines`."""
-    t = b.tape
-    half = Dim(x.dim.size // 2, rf"\frac{{{x.dim.latex}}}{{2}}", x.dim.numbers)
-
-    def turned() -> Value:
-        first, second = ops.slices(t, x, [half, half])
-        return ops.join(t, [ops.scale(t, second), first], x.dim, "rotated")
-
-    return ops.add(t, ops.mul(t, x, tables, "cosine"), ops.mul(t, turned(), sines or tables, "sine"), name)
 
 
 def attention(b: Builder, x: Value, mixer: Attention, tables: Value) -> Value:
@@ -68,7 +57,7 @@ def attention(b: Builder, x: Value, mixer: Attention, tables: Value) -> Value:
         if wide:
             query, key = ops.cast(t, query, sizes[0], "query"), ops.cast(t, key, sizes[1], "key")
     window = mixer.window or mixer.chunk
-    mixed = kernel(b, query, key, value, (a, k, d, d_v), window, mixer)
+    mixed = _attended(b, query, key, value, (a, k, d, d_v), window, mixer)
     if gate is not None:
         mixed = ops.mul(t, mixed, ops.unary(t, gate, "gate", "result"), "gated")
     return b.linear(mixed, named(weights, "output"), dim("h", mixer.hidden_size), "output", names[3])
@@ -91,10 +80,7 @@ def _sum(parts: list[Dim]) -> Dim:
     return whole
 
 
-Heads = tuple[Dim, Dim, Dim, Dim]  # query heads, key heads, head size, value head size
-
-
-def kernel(
+def _attended(
     b: Builder,
     query: Value,
     key: Value,
@@ -104,64 +90,10 @@ def kernel(
     mixer: Attention | None = None,
     joined: bool = False,
 ) -> Value:
-    """Attention by the kernel that CUDA picks: flash for 16 bits, one head size and no mask; the efficient kernel for other
-    sizes, masks and fp32 where all heads are equal; plain mathematics for the rest (PyTorch 2.13, sdp_utils.cpp)."""
-    t, settings = b.tape, b.settings
-    a, k, d, d_v = heads
-    masked = 0 < window <= settings.longest_masked and settings.attention != "flash"
-    size = HALF if settings.autocast else query.bytes
-    if settings.attention == "eager":
+    """Attention by transformers' own operators where it runs eager, else by PyTorch's kernels."""
+    if b.settings.attention == "eager":
         return eager(b, query, key, value, heads, mixer)
-    grouped = a.size != k.size
-    flash = settings.attention == "flash" or (size == HALF and not masked and d.size == d_v.size and d.size <= 256)
-    if grouped and not flash and (masked or d.size != d_v.size or d.size > 256):  # transformers repeats the heads
-        key, value = _repeated(b, key, k, "repeated_key", a * d), _repeated(b, value, k, "repeated_value", a * d_v)
-        grouped = False
-    query, key, value = (ops.cast(t, x, size, name) for x, name in ((query, "query"), (key, "key"), (value, "value")))
-    if flash:
-        mixed = fused(b, query, key, value, heads, "flash")
-        # flash answers in the layout of the query; after a join that is head by head, and the output is copied
-        joined = joined or (mixer is not None and mixer.rotary and mixer.rotary_joined and not settings.liger)
-        return ops.copy(t, mixed, "output_input") if joined else mixed
-    if not grouped:
-        return fused(b, query, key, value, heads, "efficient", masked)
-    return mathematics(b, query, key, value, heads)
-
-
-def fused(b: Builder, query: Value, key: Value, value: Value, heads: Heads, name: str, masked: bool = False) -> Value:
-    t, (a, _, _, d_v) = b.tape, heads
-    out = t.new("mixed", a * d_v, query.extent, query.bytes)
-    sums = t.new("logsumexp", a, query.extent, FULL)
-    seeds = [t.new("seed", dim("2", 2) if name == "flash" else ONE, FIXED, LONG), t.new("offset", ONE, FIXED, LONG)]
-    bias = [t.new("mask", ONE, PAIRS, query.bytes)] if masked else []
-    t.cache(out, sums, *seeds)
-    ops.kernel(
-        t, [query, key, value], out, [query, key, value, out, sums, *seeds, *bias] if query.grad or value.grad else []
-    )
-    return out
-
-
-def _repeated(b: Builder, x: Value, heads: Dim, name: str, whole: Dim) -> Value:
-    """transformers' repeat_kv: a copy for every query head; a single head is only seen by all."""
-    return expanded(b, x, whole) if heads.size == 1 else ops.copy(b.tape, x, name, whole)
-
-
-def mathematics(b: Builder, query: Value, key: Value, value: Value, heads: Heads) -> Value:
-    """PyTorch's plain composition: everything in fp32, all scores kept."""
-    t, (a, _, d, d_v) = b.tape, heads
-    kept = query.bytes
-    query, key, value = (ops.cast(t, x, FULL) for x in (query, key, value))
-    query = ops.scale(t, query, "query")
-    key = ops.copy(t, key, "repeated_key", a * d)
-    value = ops.copy(t, value, "repeated_value", a * d_v)
-    key = ops.scale(t, key, "repeated_key")
-    scores = t.new("scores", a, PAIRS, FULL)
-    ops.kernel(t, [query, key], scores, [query, key])
-    weights = ops.softmax(t, scores, "weights")
-    del scores
-    out = t.new("mixed", a * d_v, query.extent, FULL)
-    ops.kernel(t, [weights, value], out, [weights, value])
-    return ops.copy(t, ops.cast(t, out, kept), "output_input")
+    return kernel(b, query, key, value, heads, window, mixer, joined)
 
 
 def eager(
@@ -174,7 +106,7 @@ def eager(
     t, (a, k, d, d_v) = b.tape, heads
     size = ops.matmul_bytes(t, value)
     if a.size != k.size:
-        key, value = _repeated(b, key, k, "repeated_key", a * d), _repeated(b, value, k, "repeated_value", a * d_v)
+        key, value = repeated(b, key, k, "repeated_key", a * d), repeated(b, value, k, "repeated_value", a * d_v)
     named = [key, value]  # by the function, until it returns
     wanted = query.bytes  # under autocast the rotary tables make it fp32, until the matmul
     if wide:
@@ -206,13 +138,6 @@ def eager(
     return ops.copy(t, out, "output_input")
 
 
-def merged(b: Builder, x: Value) -> Value:
-    """Batch and heads as one dimension, which a batched matmul wants: a copy of heads that are a part of a fused tensor, or
-    one head seen by all, where there are several sequences."""
-    apart = x.storage.dim.size != x.dim.size
-    return ops.copy(b.tape, x, "heads") if apart and b.settings.several else x
-
-
 def latent(b: Builder, x: Value, mixer: LatentAttention, tables: Value) -> Value:
     """Multi-head latent attention, its keys and values expanded to all heads (transformers trains it so)."""
     t, weights = b.tape, mixer.parts[0].weights
@@ -241,16 +166,8 @@ def latent(b: Builder, x: Value, mixer: LatentAttention, tables: Value) -> Value
     query = ops.join(t, [passed, turned], a * (nope + rope), "query")
     key_rope = expanded(b, key_rope, a * rope)
     key = ops.join(t, [key_pass, key_rope], a * (nope + rope), "key")
-    mixed = kernel(b, query, key, value, (a, a, nope + rope, d_v), 0, joined=True)
+    mixed = _attended(b, query, key, value, (a, a, nope + rope, d_v), 0, joined=True)
     return b.linear(mixed, named(weights, "output"), dim("h", mixer.hidden_size), "output", "o_proj")
-
-
-def expanded(b: Builder, x: Value, whole: Dim) -> Value:
-    """`expand`: the same memory seen by every head; backward sums over the heads."""
-    view = Value(b.tape, x.storage, whole, None)
-    meta = (x.dim, x.extent, x.bytes)
-    b.tape.record([x], view, [], lambda g: (b.tape.new("gradient", *meta),))
-    return view
 
 
 def compressed(b: Builder, x: Value, mixer: CompressedAttention, tables: Value) -> Value:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from calc.model.mixers import Attention, LatentAttention, Recurrence
 from calc.model.spec import ModelSpec
 from calc.training.model_classes import model_class
+from calc.training.plan import TrainingPlan
+from calc.training.transformers.stage import needs_eager
 
 
 def remarks(spec: ModelSpec) -> list[str]:
@@ -30,3 +34,29 @@ def remarks(spec: ModelSpec) -> list[str]:
         f"{instead}, states are exact; {against}"
     )
     return told
+
+
+def _attention(plan: TrainingPlan, spec: ModelSpec) -> Iterator[str]:
+    """Where `sdpa` is not what its name promises in transformers."""
+    if plan.attention != "sdpa":
+        return
+    if needs_eager(spec):
+        reason = (
+            "its class has no SDPA"
+            if model_class(spec.architecture).eager_only
+            else "capped scores or sinks have no SDPA"
+        )
+        yield f"attention: transformers runs this model's attention eager ({reason})"
+    mixers = [kind.mixer for kind in spec.layers.kinds]
+    one = any(isinstance(mixer, Attention) and mixer.num_key_value_heads == 1 for mixer in mixers)
+    if model_class(spec.architecture).modeling == "falcon" and one:
+        yield (
+            "attention: Falcon's class always gives SDPA a mask, and with one key and value head for all queries no fused kernel "
+            "takes it: PyTorch's plain mathematics keeps all scores in fp32"
+        )
+
+
+def notes(plan: TrainingPlan, spec: ModelSpec) -> Iterator[str]:
+    """What an answer says of transformers' program of this model."""
+    yield from remarks(spec)
+    yield from _attention(plan, spec)

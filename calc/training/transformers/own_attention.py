@@ -7,11 +7,12 @@ from collections.abc import Callable
 from calc.model.mixers import Attention
 from calc.model.weights import Dim, dim
 from calc.training.autograd import operators as ops
+from calc.training.autograd.attention import Heads, expanded, fused, mathematics, merged, rotary
 from calc.training.autograd.builder import Builder
 from calc.training.autograd.operators import FULL, HALF, LONG, ONE
 from calc.training.autograd.tape import FIXED, PAIRS, POSITIONS, Value
 from calc.training.model_classes import Modeling
-from calc.training.transformers.attention import Heads, eager, expanded, fused, mathematics, merged, named, rotary
+from calc.training.transformers.attention import eager, named
 
 
 def _joint(b: Builder, x: Value, mixer: Attention, out: Dim) -> Value:

@@ -121,7 +121,9 @@ def _outputs(plan: TrainingPlan) -> list[Component]:
     return [*wide, rounded_leaf("is_largest", positions, latex, numbers, DPO), labels]
 
 
-def beside(plan: TrainingPlan, spec: ModelSpec, stage: Stage, segments: tuple[Segment, ...]) -> list[Constant]:
+def trainer_constants(
+    plan: TrainingPlan, spec: ModelSpec, stage: Stage, segments: tuple[Segment, ...]
+) -> list[Constant]:
     """What both trainers hold beside the policy: the masks of the batch, what its embedding gave, the reference's own buffers."""
     numbers: dict[str, Number] = {"B": plan.sequences, "s": plan.seq}
     size = 8 * plan.sequences * plan.seq
