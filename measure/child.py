@@ -27,7 +27,8 @@ from calc.units import MiB, show_bytes
 from measure.device_queue import Ticket
 from measure.devices import NO_TORCH, Device, free_memory, likely, lock_name, resolve
 from measure.run_options import RunOptions
-from measure.workloads import WORKLOADS, Setting
+from measure.setting import Setting
+from measure.workloads import WORKLOADS
 from measure.workloads.cases import is_out_of_memory
 
 _POLL_SECONDS = 0.2

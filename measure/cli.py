@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
-from calc.cli import guarded
+from calc.command_line.exit_codes import guarded
 from calc.errors import InputError
 
 

@@ -8,7 +8,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from measure.devices import DEVICE_FORM
 from measure.distributed import JOBS
-from measure.workloads import SIZES, SUITES, WORKLOADS
+from measure.setting import SIZES
+from measure.workloads import SUITES, WORKLOADS
 
 
 def _known_workload(name: str) -> str:

@@ -18,8 +18,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from calc.units import GB, GiB
 from measure.devices import Device, resolve, why_no_gpu, why_no_triton
+from measure.setting import Setting
 from measure.timing import Spread, time_call
-from measure.workloads import Setting
 from measure.workloads.cases import timed_size
 from measure.workloads.fused import OPERATIONS, Given
 from measure.workloads.inference import paged

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -357,3 +357,42 @@ def test_a_packages_public_names_are_pinned(package):
     module = importlib.import_module(package)
     assert sorted(module.__all__) == sorted(PUBLIC[package].split())
     assert all(hasattr(module, name) for name in module.__all__)
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the four packages by its dotted name."""
+    names = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in python_files()}
+    return {name.removesuffix(".__init__"): path for path, name in names.items()}
+
+
+def imported_at_the_top(node: ast.AST, known: Collection[str]) -> Iterator[str]:
+    """The known modules that importing a file imports: not what its functions import, nor what runs only as a script."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.If):
+            continue
+        if isinstance(child, ast.ImportFrom) and child.module:
+            named = (f"{child.module}.{alias.name}" for alias in child.names)
+            yield from {name if name in known else child.module for name in named} & set(known)
+        yield from imported_at_the_top(child, known)
+
+
+def circles(graph: dict[str, set[str]]) -> set[str]:
+    """The names that reach themselves: what is left when all that import nothing of the rest are taken away, from both sides."""
+    left = set(graph)
+    while True:
+        imported = {name for module in left for name in graph[module]}
+        ends = {name for name in left if not graph[name] & left or name not in imported}
+        if not ends:
+            return left
+        left -= ends
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    known = modules()
+    graph = {name: set(imported_at_the_top(ast.parse(path.read_text("utf-8")), known)) for name, path in known.items()}
+    assert sum(map(len, graph.values())) > 500
+    assert circles(graph) == set()
+
+
+def test_a_circle_is_found_and_its_neighbours_are_not():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}) == {"b", "c"}

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from calc.cli import Parser
+from calc.command_line.flags import Parser
 from measure.commands.tables import add_format, checked_format, table
 from measure.device_queue import queue
 from measure.devices import devices, lock_name, why_no_gpu, why_no_triton

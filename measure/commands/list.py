@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from calc.cli import Parser
+from calc.command_line.flags import Parser
 from measure.commands.tables import add_format, checked_format, table
-from measure.workloads import SIZES, SUITES, WORKLOADS
+from measure.setting import SIZES
+from measure.workloads import SUITES, WORKLOADS
 
 
 def main(argv: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from calc.cli import Parser
+from calc.command_line.flags import Parser
 from calc.errors import InputError
 from calc.imported import compared
 from calc.records import Records

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from calc.catalogue import load_config
-from calc.cli import Parser
+from calc.command_line.flags import Parser
 from calc.commands import flag
 from calc.errors import InputError, validated
 from calc.model.config import from_config

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from calc.breakdown import to_csv
-from calc.cli import FORMATS, aligned, markdown
+from calc.command_line.flags import FORMATS
+from calc.command_line.tables import aligned, markdown
 from calc.errors import InputError
 from calc.records import as_csv
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from calc.cli import Parser
+from calc.command_line.flags import Parser
 from calc.imported import LARGEST_FILE, imported
 from calc.records import Records
 from calc.sources.files import open_plain

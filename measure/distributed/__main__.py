@@ -12,7 +12,8 @@ import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from calc.cli import Parser, guarded
+from calc.command_line.exit_codes import guarded
+from calc.command_line.flags import Parser
 from calc.errors import InputError
 from calc.records import Records
 from measure.commands.tables import add_format, checked_format, results
@@ -21,7 +22,7 @@ from measure.devices import Device, lock_name, resolve
 from measure.distributed import JOBS
 from measure.distributed.order import Order
 from measure.distributed.rank import measured
-from measure.workloads import SIZES
+from measure.setting import SIZES
 
 _SIZES_TEXT = ", ".join(SIZES)
 _POLL_SECONDS = 0.2

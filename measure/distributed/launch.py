@@ -17,14 +17,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, Any, Final
 
 from calc.errors import InputError
 from calc.records import Measured
 from measure.distributed.order import FOLDER, Order
-
-if TYPE_CHECKING:
-    from measure.workloads import Setting
+from measure.setting import Setting
 
 Tell = Callable[[float, str], None]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from calc.breakdown import Breakdown, Component, to_csv
 from calc.catalogue import load_config
-from calc.cli import aligned, formatted, markdown
+from calc.command_line.tables import aligned, formatted, markdown
 from calc.commands import flag
 from calc.errors import InputError
 from calc.hardware import Gpu, chosen_gpu

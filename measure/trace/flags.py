@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from calc.cli import FORMATS, Parser, add_gpu_flags, add_plan_flags
+from calc.command_line.flags import FORMATS, Parser, add_gpu_flags, add_plan_flags
 from calc.commands import Command, flag
 from calc.errors import InputError, validated
 from calc.training.plan import TrainingPlan

@@ -6,35 +6,15 @@ this imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Final
 
 from calc.records import Measured
-from measure.devices import Device
 from measure.distributed import JOBS
 from measure.distributed.launch import on_several
-
-SIZES: Final = ("small", "medium")
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What a workload is run with. `tell(fraction, message)` reports progress: the fraction of the whole that is done, 0 to 1.
-
-    `model` is the MODEL that was asked for; "" leaves it to the workload. `ranks`: processes of a workload that takes several, 0 for
-    its own number.
-    """
-
-    device: Device
-    size: str
-    tell: Callable[[float, str], None]
-    model: str = ""
-    ranks: int = 0
-
-
-Run = Callable[[Setting], Iterator[Measured]]
+from measure.setting import Run, Setting
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from calc.records import Measured
 from kernels.standard_attention import standard_attention
+from measure.setting import Setting
 from measure.timing import time_call
-from measure.workloads import Setting
 from measure.workloads.cases import Case, each, timed_size
 from measure.workloads.kernel_rows import intensity_row, measured_roofs, rate_row, sheet_roofs, time_row, with_triton
 

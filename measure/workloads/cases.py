@@ -11,7 +11,7 @@ from typing import Final
 from calc.breakdown import Breakdown, compare
 from calc.errors import InputError
 from calc.records import Measured
-from measure.workloads import Setting
+from measure.setting import Setting
 
 _HALVINGS: Final = 3  # an eighth of a size that was chosen to fit is small everywhere
 _NO_MEMORY: Final = ("can't allocate memory", "out of memory", "Cannot allocate memory")  # what torch and CUDA say

@@ -13,8 +13,8 @@ from calc.compute import ComputeAnswer, ComputePlan, compute
 from calc.model.config import from_config
 from calc.records import Measured
 from calc.training import TrainingPlan
+from measure.setting import Setting
 from measure.timing import Spread, time_call
-from measure.workloads import Setting
 from measure.workloads.cases import Case, each, timed_size
 from measure.workloads.kernel_rows import measured_roofs, sheet_roofs, time_row
 from measure.workloads.models import config_of, name_of, two_depths, with_depth

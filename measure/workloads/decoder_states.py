@@ -21,7 +21,7 @@ from calc.parameters import parameters
 from calc.records import Measured
 from calc.training.states.sharding import GRANULE, rules
 from calc.units import round_up
-from measure.workloads import Setting
+from measure.setting import Setting
 from measure.workloads.cases import paired
 
 _STEPS: Final = 2

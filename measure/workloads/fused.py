@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from calc.records import Measured
+from measure.setting import Setting
 from measure.timing import time_call
-from measure.workloads import Setting
 from measure.workloads.cases import Case, each, timed_size
 from measure.workloads.kernel_rows import bandwidth_row, intensity_row, sheet_roofs, time_row, with_triton
 from measure.workloads.quantisation import NF4

@@ -22,8 +22,8 @@ from calc.records import Measured
 from calc.training import TrainingPlan, train
 from calc.training.overhead import overhead
 from calc.units import MiB
+from measure.setting import Setting
 from measure.timing import time_call
-from measure.workloads import Setting
 from measure.workloads.cases import Case, each, needs_gpu
 from measure.workloads.kernel_rows import bandwidth_row
 from measure.workloads.models import SMALL

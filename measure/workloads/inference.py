@@ -18,10 +18,10 @@ from calc.model.config import from_config
 from calc.records import Measured
 from calc.serving import ServingPlan, serve
 from calc.units import GB, TB, ceil_div
+from measure.setting import Setting
 from measure.timing import time_call
 from measure.trace import TraceOptions
 from measure.trace.model import build, quiet
-from measure.workloads import Setting
 from measure.workloads.cases import Case, each, timed_size
 from measure.workloads.kernel_rows import (
     bandwidth_row,

@@ -8,7 +8,7 @@ from typing import Any
 from calc.catalogue import load_config
 from calc.errors import InputError
 from calc.model.spec import ModelSpec
-from measure.workloads import Setting
+from measure.setting import Setting
 
 
 def llama(

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from calc.records import Measured
+from measure.setting import Setting
 from measure.trace import TraceOptions
 from measure.trace.model import build, quiet
-from measure.workloads import Setting
 from measure.workloads.cases import Case, each
 from measure.workloads.models import SMALL
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from calc.records import Measured
 from calc.units import GiB, MiB
+from measure.setting import Setting
 from measure.timing import time_call
-from measure.workloads import Setting
 from measure.workloads.cases import Case, each, timed_size
 from measure.workloads.kernel_rows import FORMATS, bandwidth_row, intensity_row, rate_row, sheet_roofs, with_triton
 

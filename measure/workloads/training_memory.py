@@ -16,8 +16,8 @@ from calc.compute import ComputePlan, compute
 from calc.model.config import from_config
 from calc.records import Measured
 from calc.training import TrainingPlan, train
+from measure.setting import Setting
 from measure.timing import time_call
-from measure.workloads import Setting
 from measure.workloads.cases import Case, each
 from measure.workloads.kernel_rows import time_row
 from measure.workloads.models import config_of, llama, name_of, two_depths, with_depth

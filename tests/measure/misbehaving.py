@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from calc.cli import guarded
+from calc.command_line.exit_codes import guarded
 from calc.errors import InputError
 from calc.records import Measured, Records
 from measure import child, environment, runner, workloads

@@ -24,7 +24,8 @@ from measure.distributed.order import Order  # noqa: E402
 from measure.distributed.pipelines import CASES, Op, rows_of  # noqa: E402
 from measure.distributed.tensor_parallel import size_for  # noqa: E402
 from measure.run_options import RunOptions  # noqa: E402
-from measure.workloads import WORKLOADS, Setting  # noqa: E402
+from measure.setting import Setting  # noqa: E402
+from measure.workloads import WORKLOADS  # noqa: E402
 from measure.workloads.decoder_states import SIZES  # noqa: E402
 from tests.measure.ranks_misbehaving import behave  # noqa: E402
 

@@ -12,8 +12,9 @@ from calc.parameters import parameters  # noqa: E402
 from calc.units import GiB  # noqa: E402
 from measure import child  # noqa: E402
 from measure.devices import CATALOGUE, Device, resolve  # noqa: E402
+from measure.setting import SIZES, Setting  # noqa: E402
 from measure.timing import Spread, spread, time_call  # noqa: E402
-from measure.workloads import SIZES, WORKLOADS, Setting, attention, decoder_states, inference, kernel_rows, rates  # noqa: E402
+from measure.workloads import WORKLOADS, attention, decoder_states, inference, kernel_rows, rates  # noqa: E402
 from measure.workloads.cases import timed_size  # noqa: E402
 from tests.latex import assert_formulas_hold  # noqa: E402
 

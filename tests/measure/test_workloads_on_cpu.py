@@ -9,10 +9,10 @@ from calc.model.config import from_config  # noqa: E402
 from calc.records import Measured  # noqa: E402
 from calc.training import TrainingPlan  # noqa: E402
 from measure.devices import Device, resolve  # noqa: E402
+from measure.setting import Setting  # noqa: E402
 from measure.timing import Spread  # noqa: E402
 from measure.workloads import (  # noqa: E402
     WORKLOADS,
-    Setting,
     attention,
     compute_flops,
     fused,

@@ -5,7 +5,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from measure.devices import resolve  # noqa: E402
-from measure.workloads import SUITES, WORKLOADS, Setting  # noqa: E402
+from measure.setting import Setting  # noqa: E402
+from measure.workloads import SUITES, WORKLOADS  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,

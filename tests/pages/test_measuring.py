@@ -12,7 +12,8 @@ from calc.errors import InputError
 from calc.records import Records
 from measure.device_queue import queue
 from measure.run_options import RunOptions
-from measure.workloads import SIZES, SUITES, WORKLOADS
+from measure.setting import SIZES
+from measure.workloads import SUITES, WORKLOADS
 from pages.ui import measuring
 from pages.ui.measuring import MeasurePlan, Progress, refusal
 

@@ -1,0 +1,1 @@
+"""What both command lines share: flags made from a plan, answers as text, exit codes."""
