@@ -1,0 +1,383 @@
+"""The operations of one step of a served model on one rank, each with the seconds that measured kernels give it.
+
+A step computes some sequences that decode (one token each, or a few with a draft) and some that prefill. Most operations see
+only how many tokens there are; attention and recurrences see the sequences. Collectives are those of tensor, expert and
+data-parallel attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calc.kernel_times import KernelTimes
+from calc.model.feed_forward import MLP, MoE
+from calc.model.mixers import Attention, CompressedAttention, Indexer, LatentAttention, Mixer, Recurrence
+from calc.model.spec import Layer, ModelSpec
+from calc.model.weights import Part, Split, Weight
+from calc.serving.speed.precision import gemm_format
+from calc.units import ceil_div
+
+Array = NDArray[np.float64]
+_16BIT = 2  # bytes of an activation
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a replica is divided: attention over `tp` ranks, `dp` times; each expert over tp x dp / ep ranks."""
+
+    tp: int
+    ep: int
+    dp: int
+
+    @property
+    def ranks(self) -> int:
+        return self.tp * self.dp
+
+    @property
+    def expert_tp(self) -> int:
+        return self.ranks // self.ep
+
+
+@dataclass(frozen=True, slots=True)
+class TokenWork:
+    """An operation whose seconds follow from the tokens of the step. `of_replica`: of all data-parallel ranks together."""
+
+    path: str
+    count: int
+    seconds: Callable[[Array], Array]
+    of_replica: bool = False
+    kernels: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceWork:
+    """An operation that mixes tokens: `decode(sequences, context, tokens each)` and `prefill(sequences, new tokens, context)`."""
+
+    path: str
+    count: int
+    decode: Callable[[Array, Array], Array]
+    prefill: Callable[[Array, Array, Array], Array]
+
+
+Work = TokenWork | SequenceWork
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """The operations of one rank; `weights` and `kv` are the formats, `blocks`: fp8 with a scale for each 128 x 128."""
+
+    spec: ModelSpec
+    layout: Layout
+    times: KernelTimes
+    weights: str
+    kv: str
+    blocks: bool
+    query: int = 1  # tokens of one sequence in a decode step: 1 and the draft's
+
+    def all(self) -> tuple[Work, ...]:
+        """Every operation of a step, but the head: that sees only the sequences that sample."""
+        found: list[Work] = [self._embedding()]
+        kinds = list(zip(self.spec.layers.kinds, self.spec.layers.kind_parts, self.spec.layers.counts, strict=True))
+        names = _unique([kind.kind for kind, _, _ in kinds])
+        for name, (kind, parts, count) in zip(names, kinds, strict=True):
+            prefix = "layers" if len(kinds) == 1 else f"layers/{name}"
+            for work in self._layer(kind, parts):
+                found.append(_placed(work, prefix, count))
+        return tuple(found)
+
+    def head(self, sequences: Array) -> Array:
+        """Logits and sampling of so many sequences: the head is divided by the vocabulary, its logits are gathered."""
+        spec, tp = self.spec, self.layout.tp
+        if not spec.has_head:
+            return np.zeros_like(sequences)
+        logits = sequences * spec.vocab_size
+        seconds = self.times.gemm(sequences, ceil_div(spec.vocab_size, tp), spec.hidden_size, dtype="bf16")
+        if tp > 1:
+            seconds = seconds + self.times.collective("all_gather", logits * _16BIT, tp)
+        # greedy or random sampling reads the logits in fp32 a few times: cast, softmax, the choice
+        return seconds + self.times.memory_bound(logits * 2, logits * 4) + self.times.memory_bound(logits * 4)
+
+    def draft(self, sequences: Array) -> Array:
+        """One pass of the draft for so many sequences: a layer like the model's last and the head (multi-token prediction, EAGLE)."""
+        last = self.spec.layers.pattern[-1]
+        works = self._layer(self.spec.layers.kinds[last], self.spec.layers.kind_parts[last])
+        tokens = [work for work in works if isinstance(work, TokenWork)]
+        dp = self.layout.dp
+        return self.head(sequences) + sum(work.seconds(sequences * (dp if work.of_replica else 1)) for work in tokens)
+
+    def _embedding(self) -> TokenWork:
+        h, tp = self.spec.hidden_size, self.layout.tp
+
+        def seconds(tokens: Array) -> Array:
+            look_up = self.times.memory_bound(tokens * h * _16BIT, tokens * h * _16BIT)
+            return look_up + self._all_reduce(tokens) if tp > 1 else look_up
+
+        return TokenWork("embedding", 1, seconds, kernels=2)
+
+    def _layer(self, kind: Layer, parts: tuple[Part, ...]) -> Iterator[Work]:
+        for mixer in kind.mixers:
+            yield self._norm("norms/mixer")
+            own = {part.name for part in mixer.parts}
+            yield from self._mixer(kind, mixer, [part for part in parts if part.name in own])
+            if self.layout.tp > 1:
+                yield TokenWork("all_reduce/mixer", 1, self._all_reduce)
+        if kind.feed_forward:
+            yield self._norm("norms/feed_forward")
+            yield from self._feed_forward(kind, kind.feed_forward, parts)
+
+    def _norm(self, path: str) -> TokenWork:
+        """The norm with the residual added: reads both, writes both."""
+        size = self.spec.hidden_size * _16BIT * 2
+        return TokenWork(path, 1, lambda tokens: self.times.memory_bound(tokens * size, tokens * size))
+
+    def _all_reduce(self, tokens: Array) -> Array:
+        size = tokens * self.spec.hidden_size * _16BIT
+        ranks = self.layout.tp
+        return np.minimum(
+            self.times.collective("all_reduce", size, ranks, kernel="custom"),
+            self.times.collective("all_reduce", size, ranks),
+        )
+
+    # mixers
+
+    def _mixer(self, kind: Layer, mixer: Mixer, parts: list[Part]) -> Iterator[Work]:
+        if isinstance(mixer, LatentAttention):
+            yield from self._latent(kind, mixer, parts)
+            return
+        for part in parts:
+            yield from self._matmuls(kind, part)
+        if isinstance(mixer, Recurrence):
+            yield self._recurrence(mixer)
+        elif isinstance(mixer, Attention):
+            yield self._rotary(mixer)
+            yield self._attention(mixer)
+            if mixer.indexer:
+                yield self._index(mixer.indexer)
+        elif isinstance(mixer, CompressedAttention):
+            yield self._compressed(mixer)
+            if mixer.indexer:
+                yield self._index(mixer.indexer)
+
+    def _matmuls(self, kind: Layer, part: Part, skip: frozenset[str] = frozenset()) -> Iterator[TokenWork]:
+        """The part's matmuls; weights that read the same input run as one."""
+        fused: dict[tuple[int, bool, str], list[Weight]] = {}
+        for weight in part.weights:
+            if weight.matmul and weight.name not in skip:
+                form = gemm_format(self.weights, kind, part, weight, blocks=self.blocks)
+                key = (weight.shape[-1].size, weight.split is Split.INPUT, form)
+                fused.setdefault(key, []).append(weight)
+        kv = getattr(kind.mixer, "num_key_value_heads", 0) or 1
+        for (inputs, row_parallel, form), weights in fused.items():
+            n = sum(self._outputs(weight, kv) for weight in weights)
+            k = ceil_div(inputs, self.layout.tp) if row_parallel else inputs
+            name = "_".join(weight.name for weight in weights)
+            yield TokenWork(f"{part.name}/{name}", 1, _gemm(self.times, n, k, form))
+
+    def _outputs(self, weight: Weight, kv: int) -> int:
+        size = weight.shape[0].size
+        if weight.split is Split.KV:
+            return ceil_div(size, min(self.layout.tp, kv))
+        return ceil_div(size, self.layout.tp) if weight.split in (Split.OUTPUT, Split.VOCAB) else size
+
+    def _rotary(self, mixer: Attention) -> TokenWork:
+        """Query and key norms, rotation, and the write to the cache: one pass over queries, keys and values."""
+        heads = ceil_div(mixer.num_attention_heads, self.layout.tp)
+        kv = max(1, mixer.num_key_value_heads // self.layout.tp)
+        size = (heads + 2 * kv) * mixer.head_dim * _16BIT
+        kernels = 2 if mixer.q_norm or mixer.k_norm else 1
+
+        def seconds(tokens: Array) -> Array:
+            return kernels * self.times.memory_bound(tokens * size, tokens * size)
+
+        return TokenWork("attention/rotary", 1, seconds, kernels=kernels)
+
+    def _attention(self, mixer: Attention) -> SequenceWork:
+        heads = ceil_div(mixer.num_attention_heads, self.layout.tp)
+        kv = max(1, mixer.num_key_value_heads // self.layout.tp)
+        common = {"heads": heads, "kv_heads": kv, "head_dim": mixer.head_dim, "kv_dtype": self.kv}
+        common["window"] = mixer.window or mixer.chunk
+        top = mixer.indexer.topk if mixer.indexer else 0
+        times = self.times
+
+        def decode(batch: Array, context: Array) -> Array:
+            met = np.minimum(context, top) if top else context
+            return times.decode_attention(batch=batch, context=met, **common)
+
+        def prefill(batch: Array, new: Array, context: Array) -> Array:
+            return times.context_attention(batch=batch, query=new, context=context, **common)
+
+        return SequenceWork("attention/core", 1, decode, prefill)
+
+    def _latent(self, kind: Layer, mixer: LatentAttention, parts: list[Part]) -> Iterator[Work]:
+        """MLA: absorbed in decode (the latents are keys and values of one head), expanded in prefill."""
+        heads = ceil_div(mixer.num_attention_heads, self.layout.tp)
+        rank, nope, v = mixer.kv_lora_rank, mixer.qk_nope_head_dim, mixer.v_head_dim
+        skip = frozenset(("key_value_up",))
+        for part in parts:
+            yield from self._matmuls(kind, part, skip)
+        up = next(weight for weight in parts[0].weights if weight.name == "key_value_up")
+        form = gemm_format(self.weights, kind, parts[0], up, blocks=self.blocks)
+        times, kv, query = self.times, self.kv, self.query
+        top = mixer.indexer.topk if mixer.indexer else 0
+        width = heads * (mixer.head_dim + v) * _16BIT
+        yield TokenWork(
+            "attention/rotary", 1, lambda tokens: times.memory_bound(tokens * width, tokens * width), kernels=2
+        )
+        absorb_k, absorb_v = _gemm(times, heads * rank, nope, "bf16"), _gemm(times, heads * v, rank, "bf16")
+        expand = _gemm(times, heads * (nope + v), rank, form)
+
+        def decode(batch: Array, context: Array) -> Array:
+            met = np.minimum(context, top) if top else context
+            core = times.mla_decode(
+                batch=batch * query, context=met, heads=heads, kv_lora_rank=rank, qk_rope=mixer.qk_rope_head_dim, kv_dtype=kv
+            )
+            return core + absorb_k(batch * query) + absorb_v(batch * query)
+
+        def prefill(batch: Array, new: Array, context: Array) -> Array:
+            core = times.mla_context(
+                batch=batch,
+                query=new,
+                context=context,
+                heads=heads,
+                qk_nope=nope,
+                qk_rope=mixer.qk_rope_head_dim,
+                v_head=v,
+                kv_dtype=kv,
+            )
+            return core + expand(batch * (new + context))
+
+        yield SequenceWork("attention/core", 1, decode, prefill)
+        if mixer.indexer:
+            yield self._index(mixer.indexer)
+
+    def _index(self, indexer: Indexer) -> SequenceWork:
+        """The indexer scores every key: 1 byte a feature and one fp32 scale, read in each step; matmuls in fp8."""
+        size, heads, times, query = indexer.head_dim + 4, indexer.heads, self.times, self.query
+
+        def decode(batch: Array, context: Array) -> Array:
+            scores = times.memory_bound(batch * context * size, batch * context * query * 4)
+            return scores + times.memory_bound(batch * context * query * 4, batch * query * indexer.topk * 4)
+
+        def prefill(batch: Array, new: Array, context: Array) -> Array:
+            keys = np.maximum(context + new / 2, 1)
+            scores = times.gemm(batch * new, keys, heads * indexer.head_dim, dtype="fp8")
+            return scores + times.memory_bound(batch * new * keys * 4, batch * new * indexer.topk * 4)
+
+        return SequenceWork("indexer/scores", 1, decode, prefill)
+
+    def _compressed(self, mixer: CompressedAttention) -> SequenceWork:
+        """DeepSeek-V4: a window and the compressed entries, with one head of keys that serve as values."""
+        heads, every = ceil_div(mixer.num_attention_heads, self.layout.tp), mixer.compress
+        top = mixer.indexer.topk if mixer.indexer else 0
+        common = {"heads": heads, "kv_heads": 1, "head_dim": mixer.head_dim, "kv_dtype": self.kv}
+        times = self.times
+
+        def met(context: Array) -> Array:
+            entries = context / every if every else context * 0
+            return np.minimum(context, mixer.window) + (np.minimum(entries, top) if top else entries)
+
+        def decode(batch: Array, context: Array) -> Array:
+            return times.decode_attention(batch=batch, context=met(context), **common)
+
+        def prefill(batch: Array, new: Array, context: Array) -> Array:
+            keys = met(context + new / 2)
+            return times.context_attention(batch=batch, query=new, context=keys, causal=False, **common)
+
+        return SequenceWork("attention/core", 1, decode, prefill)
+
+    def _recurrence(self, mixer: Recurrence) -> SequenceWork:
+        """The scan: decode reads and writes every state, prefill computes in chunks. A state's heads are divided over the ranks."""
+        return recurrence(self.times, mixer, self.layout.tp)
+
+    # feed-forward
+
+    def _feed_forward(self, kind: Layer, feed_forward: MLP | MoE, parts: tuple[Part, ...]) -> Iterator[Work]:
+        if isinstance(feed_forward, MLP):
+            part = next(part for part in parts if part.name == "mlp")
+            yield from self._mlp(kind, part, feed_forward)
+            if self.layout.tp > 1:
+                yield TokenWork("all_reduce/feed_forward", 1, self._all_reduce)
+            return
+        yield from self._experts(kind, feed_forward, parts)
+
+    def _mlp(self, kind: Layer, part: Part, mlp: MLP) -> Iterator[TokenWork]:
+        yield from self._matmuls(kind, part)
+        width = ceil_div(mlp.intermediate_size, self.layout.tp) * _16BIT
+        read = width * (2 if mlp.gated else 1)
+        yield TokenWork(
+            f"{part.name}/activation", 1, lambda tokens: self.times.memory_bound(tokens * read, tokens * width)
+        )
+
+    def _experts(self, kind: Layer, moe: MoE, parts: tuple[Part, ...]) -> Iterator[Work]:
+        layout, times, h = self.layout, self.times, self.spec.hidden_size
+        by_name = {part.name: part for part in parts}
+        yield from self._matmuls(kind, by_name["router"])
+        experts = by_name["experts"]
+        weight = next(weight for weight in experts.weights if weight.matmul)
+        form = gemm_format(self.weights, kind, experts, weight, blocks=self.blocks)
+        if layout.dp > 1:
+            yield TokenWork("all_to_all/dispatch", 1, self._dispatch(form), of_replica=True)
+
+        def seconds(tokens: Array) -> Array:
+            return times.experts(
+                tokens=tokens,
+                hidden=h,
+                intermediate=moe.expert.intermediate_size,
+                num_experts=moe.num_experts,
+                top_k=moe.num_experts_per_tok,
+                ep=layout.ep,
+                tp=layout.expert_tp,
+                dtype=form,
+            )
+
+        yield TokenWork("experts", 1, seconds, of_replica=True, kernels=6)
+        if moe.shared and "shared_expert" in by_name:
+            yield from self._mlp(kind, by_name["shared_expert"], moe.shared)
+        if layout.dp > 1:
+            yield TokenWork("all_to_all/combine", 1, self._combine, of_replica=True)
+        elif layout.tp > 1:
+            yield TokenWork("all_reduce/feed_forward", 1, self._all_reduce)
+
+    def _dispatch(self, form: str) -> Callable[[Array], Array]:
+        """Attention ranks gather each other's tokens before the experts, in the format that the experts read."""
+        size = self.spec.hidden_size * {"fp8": 1.0, "fp8_block": 1.0, "nvfp4": 0.5625}.get(form, 2.0)
+        return lambda tokens: self.times.collective("all_gather", tokens * size, self.layout.ranks)
+
+    def _combine(self, tokens: Array) -> Array:
+        return self.times.collective("reduce_scatter", tokens * self.spec.hidden_size * _16BIT, self.layout.ranks)
+
+
+def recurrence(times: KernelTimes, mixer: Recurrence, tp: int) -> SequenceWork:
+    """The states of one sequence are read and written once a decode step; prefill does its FLOPs, and passes its inputs."""
+    states = sum(state.elements.size * (4 if state.dtype == "fp32" else 2) for state in mixer.states) / tp
+    width = sum(weight.shape[0].size for weight in mixer.weights if weight.matmul and weight.split is Split.OUTPUT) / tp
+    flops = mixer.flops.size / tp
+
+    def decode(batch: Array, context: Array) -> Array:
+        return 2 * times.memory_bound(batch * states / 2 + 0 * context, batch * states / 2)
+
+    def prefill(batch: Array, new: Array, context: Array) -> Array:
+        passes = 4 * times.memory_bound(batch * new * width * _16BIT + 0 * context, batch * new * width * _16BIT)
+        return passes + times.gemm(batch * new, max(1, int(flops // 256)), 128, dtype="bf16")
+
+    return SequenceWork(f"{mixer.kind}/scan", 1, decode, prefill)
+
+
+def _gemm(times: KernelTimes, n: int, k: int, form: str) -> Callable[[Array], Array]:
+    return lambda tokens: times.gemm(tokens, n, k, dtype=form)
+
+
+def _placed(work: Work, prefix: str, count: int) -> Work:
+    from dataclasses import replace
+
+    changes: dict[str, Any] = {"path": f"{prefix}/{work.path}", "count": work.count * count}
+    return replace(work, **changes)
+
+
+def _unique(names: list[str]) -> list[str]:
+    return [name if names.index(name) == at else f"{name}_{names[: at + 1].count(name)}" for at, name in enumerate(names)]

@@ -1,0 +1,121 @@
+"""The seconds of one step: so many sequences that decode, and so many that prefill, on one replica."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calc.breakdown import Component
+from calc.serving.speed.operations import Operations, SequenceWork, TokenWork
+from calc.serving.speed.tables import Grid
+
+Array = NDArray[np.float64]
+_TOKENS = (0, 18 * 4 + 1, 4)  # 1 to 262,144, four knots a doubling
+_SEQUENCES = (0, 14 * 2 + 1, 2)
+_CONTEXT = (6, 19, 1)  # 64 to 16,777,216
+_PREFILLS = (0, 8, 1)
+_QUERY = (4, 15, 1)  # 16 to 262,144
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """The operations of a step, summed on grids: reading one takes microseconds.
+
+    `host` is the time between steps that the GPU waits for the engine, `eager` the host's time to launch one kernel where the
+    step runs outside a CUDA graph, `graph_tokens` the most tokens that a graph is captured for.
+    """
+
+    operations: Operations
+    host: float = 0.0
+    eager: float = 0.0
+    graph_tokens: int = 512
+    _rank: Grid = field(init=False, repr=False)
+    _replica: Grid = field(init=False, repr=False)
+    _head: Grid = field(init=False, repr=False)
+    _decode: Grid = field(init=False, repr=False)
+    _prefill: Grid = field(init=False, repr=False)
+    _draft: Grid = field(init=False, repr=False)
+    launches: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        works = self.operations.all()
+        tokens = [work for work in works if isinstance(work, TokenWork)]
+        mixing = [work for work in works if isinstance(work, SequenceWork)]
+
+        def of_rank(m: Array) -> Any:
+            return sum(work.count * work.seconds(m) for work in tokens if not work.of_replica) + 0 * m
+
+        def of_replica(m: Array) -> Any:
+            return sum(work.count * work.seconds(m) for work in tokens if work.of_replica) + 0 * m
+
+        def decode(b: Array, context: Array) -> Any:
+            return sum(work.count * work.decode(b, context) for work in mixing) + 0 * b
+
+        def prefill(n: Array, new: Array, context: Array) -> Any:
+            return sum(work.count * work.prefill(n, new, context) for work in mixing) + 0 * n
+
+        kernels = sum(work.count * (work.kernels if isinstance(work, TokenWork) else 2) for work in works)
+        for name, value in (
+            ("_rank", Grid(of_rank, _TOKENS)),
+            ("_replica", Grid(of_replica, _TOKENS)),
+            ("_head", Grid(self.operations.head, _SEQUENCES)),
+            ("_decode", Grid(decode, _SEQUENCES, _CONTEXT)),
+            ("_prefill", Grid(prefill, _PREFILLS, _QUERY, _CONTEXT)),
+            ("_draft", Grid(self.operations.draft, _SEQUENCES)),
+            ("launches", kernels),
+        ):
+            object.__setattr__(self, name, value)
+
+    def decode(self, sequences: Any, context: Any) -> Any:
+        """Seconds of a step in which so many sequences of that mean context make a token each (or check a draft)."""
+        return self.mixed(sequences, context, 0, 0, 0)
+
+    def mixed(self, sequences: Any, context: Any, prefills: Any, new: Any, cached: Any) -> Any:
+        """Seconds of a step with decoding sequences and with `prefills` prompts of `new` tokens each after `cached` ones."""
+        dp, query = self.operations.layout.dp, self.operations.query
+        own, full = sequences / dp, prefills / dp
+        if isinstance(full, float | int):
+            full = float(-(-prefills // dp))
+        decoding, prefilling = own * query, full * new
+        total = self._rank(decoding + prefilling) + self._replica(sequences * query + prefills * new)
+        total = total + self._head(own * query + full)
+        if query > 1:
+            total = total + _where(sequences, (query - 1) * self._draft(own))
+        total = total + _where(sequences, self._decode(own, context)) + _where(prefills, self._prefill(full, new, cached))
+        return total + self.host
+
+    def components(self, sequences: float, context: float) -> tuple[Component, ...]:
+        """The operations of one decode step as a tree of seconds."""
+        dp, query = self.operations.layout.dp, self.operations.query
+        own = np.array([sequences / dp])
+        tree: dict[str, Any] = {}
+        for work in self.operations.all():
+            if isinstance(work, TokenWork):
+                seconds = work.seconds(own * query * (dp if work.of_replica else 1))
+            else:
+                seconds = work.decode(own, np.array([float(context)]))
+            _put(tree, work.path.split("/"), work.count * float(np.asarray(seconds).ravel()[0]))
+        _put(tree, ["head"], float(self.operations.head(own * query)[0]))
+        if self.host:
+            _put(tree, ["host"], self.host)
+        return _components(tree)
+
+
+def _where(number: Any, seconds: Any) -> Any:
+    return np.where(number > 0, seconds, 0.0) if isinstance(number, np.ndarray) else seconds if number else 0.0
+
+
+def _put(tree: dict[str, Any], path: list[str], seconds: float) -> None:
+    for name in path[:-1]:
+        tree = tree.setdefault(name, {})
+    tree[path[-1]] = tree.get(path[-1], 0.0) + seconds
+
+
+def _components(tree: dict[str, Any]) -> tuple[Component, ...]:
+    return tuple(
+        Component(name, children=_components(value)) if isinstance(value, dict) else Component(name, value)
+        for name, value in tree.items()
+    )
