@@ -14,7 +14,8 @@ from calc.serving.cache import Cache, cache_of
 from calc.serving.capacity import Capacity
 from calc.serving.engines import ENGINES
 from calc.serving.plan import ServingPlan, check_layout
-from calc.serving.speed import Speed, speed
+from calc.serving.speed.estimate import speed
+from calc.serving.speed.roofline import Speed
 from calc.serving.stages import Load, loads
 from calc.serving.weights import StoredWeights, stored_weights
 from calc.units import GiB, ceil_div
@@ -77,8 +78,7 @@ class ServingAnswer:
             "tpot_s": self.speed.tpot_s,
             "tokens_per_s": self.speed.tokens_per_s,
             "bound": self.speed.bound,
-            "weights_read_bytes": self.speed.weights_read_bytes,
-            "kv_read_bytes": self.speed.kv_read_bytes,
+            **self.speed.as_json(),
             "components": self.breakdown.components(),
             "assumptions": list(self.spec.assumptions),
             "notes": list(self.notes),
@@ -104,7 +104,7 @@ def serve(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None = None) -> Serving
     block = capacity.block_size or plan.block_size
     cached = plan.context if spec.generates else 0
     blocks = ceil_div(cached, block)
-    pace = speed(spec, plan, gpu, stored, cache)
+    pace = speed(spec, plan, gpu, stored, cache, capacity)
     return ServingAnswer(
         spec=spec,
         plan=plan,
@@ -193,7 +193,7 @@ def _notes(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, pace: Speed) -> 
             "recurrent states are counted in fp32, as transformers keeps them; vLLM keeps most in the model's format unless "
             "the config or --mamba-ssm-cache-dtype says float32 (vllm/model_executor/layers/mamba/mamba_utils.py)"
         )
-    if pace.ttft_s is not None:
+    if pace.ttft_s is not None and pace.source == "roofline":
         notes.append("times are a roofline: no communication, launches or scheduling")
     return notes
 

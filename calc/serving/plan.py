@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from calc.errors import InputError
 from calc.model.spec import ModelSpec
+from calc.serving.speed.options import SpeedOptions
 
 MOST_TOKENS = 2**24
 
@@ -48,10 +49,8 @@ _AutoCount = Annotated[int | None, BeforeValidator(_zero_is_auto)]
 _AutoGiB = Annotated[float | None, BeforeValidator(_zero_is_auto)]
 
 
-class ServingPlan(BaseModel):
+class ServingPlan(SpeedOptions):
     """How a model is served. Bytes are per GPU, for the pipeline stage that needs the most."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     engine: EngineName = Field("logical", description="whose rules: logical is the bytes of the tensors alone")
     engine_version: str | None = Field(

@@ -109,7 +109,7 @@ def test_a_rate_above_the_data_sheet_counts_as_all_of_it(records):
 @pytest.mark.parametrize("at", ["point", "bound"])
 def test_serving_takes_its_times_from_what_was_measured(measured, at):
     found = of_records(GPU, measured)
-    plain = ServingPlan(context=4096)
+    plain = ServingPlan(context=4096, times="roofline")
     plan, notes = calibrated(plain, found, at)
     slow, fast = serve(MODEL, plan, GPU), serve(MODEL, plain, GPU)
     share = {"point": 1750, "bound": 1650}[at] / 2039
@@ -164,14 +164,14 @@ def command(*words, code=0):
 
 def test_the_command_line_uses_them_when_asked(measured, monkeypatch):
     monkeypatch.setenv("PLUMBLINE_DATA", str(measured.path.parent))
-    words = ("serve", "llama-2-7b", "--gpu", "a100-sxm-80gb", "--format", "json")
+    words = ("serve", "llama-2-7b", "--gpu", "a100-sxm-80gb", "--times", "roofline", "--format", "json")
     plain, found = (json.loads(command(*words, *more).stdout) for more in ((), ("--calibrated", "point")))
     assert found["tpot_s"] == pytest.approx(plain["tpot_s"] * 2039 / 1750)
     assert found["calibration"][1].startswith(
         "calibrated: bandwidth_efficiency is 0.8583 (median 0.8583, careful end 0.8092)"
     )
     assert "calibration" not in plain
-    assert "calibration: calibrated: compute_efficiency" in command(*words[:4], "--calibrated", "bound").stdout
+    assert "calibration: calibrated: compute_efficiency" in command(*words[:6], "--calibrated", "bound").stdout
     assert (
         "--calibrated: 'on' is not allowed; it must be one of off, point, bound"
         in command(*words, "--calibrated", "on", code=2).stderr

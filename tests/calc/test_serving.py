@@ -137,12 +137,12 @@ def test_the_stage_with_the_least_room_decides():
 
 def test_decode_is_bound_by_memory_and_by_compute_at_a_large_batch():
     spec = load("meta-llama-3.1-8b")
-    one = serve(spec, ServingPlan(context=2048), H100)
+    one = serve(spec, ServingPlan(context=2048, times="roofline"), H100)
     weights = one.weights_bytes - 2 * 128_256 * 4096  # the input embedding is looked up, not read
     assert one.speed.weights_read_bytes == weights
     assert one.speed.tpot_s == pytest.approx((weights + 2048 * 131_072) / H100.memory_bandwidth, rel=1e-12)
     assert one.speed.bound == "memory"
-    many = serve(spec, ServingPlan(context=64, concurrency=2000), H100)
+    many = serve(spec, ServingPlan(context=64, concurrency=2000, times="roofline"), H100)
     assert many.speed.bound == "compute"
     assert many.speed.tokens_per_s > one.speed.tokens_per_s
 

@@ -98,6 +98,9 @@ class _Replica:
     def run(self) -> Trace:
         while True:
             self._look()
+            if self._room() < 1 and len(self.decoding) > 1:
+                self._preempt()
+                continue
             batch = self._prompts()
             if batch:
                 self._prefill(batch)
@@ -157,11 +160,12 @@ class _Replica:
         while self.waiting and budget > 0 and self.sequences + len(self.started) < rules.sequences:
             which = self.waiting[0]
             todo = self._todo(which)
-            if todo > budget and not rules.chunks and (batch or todo <= rules.step_tokens) or not self._fits(which):
+            if (todo > budget and not rules.chunks and (batch or todo <= rules.step_tokens)) or not self._fits(which):
                 break
             self.waiting.popleft()
             self.started[which] = [0.0, todo]
             self.prefilling += self._keeps(which)
+            self.owed += self._owes(which)
             if todo <= 0:  # computed elsewhere
                 self._start(which)
                 continue
@@ -186,10 +190,14 @@ class _Replica:
         return request.prompt - request.shared - partial + own * request.samples
 
     def _fits(self, which: int) -> bool:
+        grows = self.sequences * self.a_step + self.requests[which].samples
+        needed = self.held + self.prefilling + self._keeps(which) + grows
+        return needed + self.rules.reserves * (self.owed + self._owes(which)) <= self.cache
+
+    def _owes(self, which: int) -> float:
+        """Tokens that the request has still to make."""
         request = self.requests[which]
-        owed = (request.output - self.made.get(which, 0.0)) * request.samples
-        needed = self.held + self.prefilling + self._keeps(which) + 1
-        return needed + self.rules.reserves * (self.owed + owed) <= self.cache
+        return (request.output - self.made.get(which, 0.0)) * request.samples
 
     def _prefill(self, batch: list[tuple[int, float]]) -> None:
         """One step with prompts; the sequences that decode go along where the engine mixes, and wait where not."""
@@ -224,20 +232,20 @@ class _Replica:
         self.sequences += request.samples
         self.context += (request.prompt + made) * request.samples
         self.held += keeps + request.samples
-        self.owed += (request.output - made) * request.samples
+        self.owed -= request.samples
         steps = -int(-(request.output - made) // self.a_step)
         heapq.heappush(self.ends, (self.step + steps, which))
 
     # decoding
 
+    def _room(self) -> int:
+        """Decode steps for which the cache has room."""
+        growth = max(self.sequences * self.a_step, 1.0)
+        return int((self.cache - self.held - self.prefilling) // growth)
+
     def _decode(self) -> None:
         """Decode steps until something happens: a sequence ends, a request is seen, or the cache is full."""
-        growth = self.sequences * self.a_step
-        room = int((self.cache - self.held - self.prefilling) // growth)
-        if room < 1 and len(self.decoding) > 1:
-            self._preempt()
-            return
-        steps = max(1, min(self.ends[0][0] - self.step, max(room, 1)))
+        steps = max(1, min(self.ends[0][0] - self.step, self._room()))
         if self.arrived:
             steps = max(1, min(steps, self.last_look + self.rules.poll_steps - self.step))
         if self.held_since >= 0:

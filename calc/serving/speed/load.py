@@ -88,7 +88,6 @@ def pace(load: Load, rules: Scheduling, times: Times) -> Pace:
         first = (burst + (load.rounds - 1) * steady) / load.rounds
         delay = others * each_cost / decodes
     tpot = (step + delay) / load.tokens_a_step
-    first = first + rules.late_steps * step
     whole = first + tpot * np.maximum(load.output - 1, 0)
     queued = np.maximum(load.concurrency - running, 0) / running * whole
     late = np.where(running * chunks / np.maximum(decodes, 1) > 0.05, step + alone / chunks, step)

@@ -8,7 +8,7 @@ data-parallel attention.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -199,17 +199,33 @@ class Operations:
     def _attention(self, mixer: Attention) -> SequenceWork:
         heads = ceil_div(mixer.num_attention_heads, self.layout.tp)
         kv = max(1, mixer.num_key_value_heads // self.layout.tp)
-        common = {"heads": heads, "kv_heads": kv, "head_dim": mixer.head_dim, "kv_dtype": self.kv}
-        common["window"] = mixer.window or mixer.chunk
+        window = mixer.window or mixer.chunk
         top = mixer.indexer.topk if mixer.indexer else 0
         times = self.times
 
         def decode(batch: Array, context: Array) -> Array:
             met = np.minimum(context, top) if top else context
-            return times.decode_attention(batch=batch, context=met, **common)
+            return times.decode_attention(
+                batch=batch,
+                context=met,
+                heads=heads,
+                kv_heads=kv,
+                head_dim=mixer.head_dim,
+                kv_dtype=self.kv,
+                window=window,
+            )
 
         def prefill(batch: Array, new: Array, context: Array) -> Array:
-            return times.context_attention(batch=batch, query=new, context=context, **common)
+            return times.context_attention(
+                batch=batch,
+                query=new,
+                context=context,
+                heads=heads,
+                kv_heads=kv,
+                head_dim=mixer.head_dim,
+                kv_dtype=self.kv,
+                window=window,
+            )
 
         return SequenceWork("attention/core", 1, decode, prefill)
 
@@ -234,7 +250,12 @@ class Operations:
         def decode(batch: Array, context: Array) -> Array:
             met = np.minimum(context, top) if top else context
             core = times.mla_decode(
-                batch=batch * query, context=met, heads=heads, kv_lora_rank=rank, qk_rope=mixer.qk_rope_head_dim, kv_dtype=kv
+                batch=batch * query,
+                context=met,
+                heads=heads,
+                kv_lora_rank=rank,
+                qk_rope=mixer.qk_rope_head_dim,
+                kv_dtype=kv,
             )
             return core + absorb_k(batch * query) + absorb_v(batch * query)
 
@@ -274,19 +295,23 @@ class Operations:
         """DeepSeek-V4: a window and the compressed entries, with one head of keys that serve as values."""
         heads, every = ceil_div(mixer.num_attention_heads, self.layout.tp), mixer.compress
         top = mixer.indexer.topk if mixer.indexer else 0
-        common = {"heads": heads, "kv_heads": 1, "head_dim": mixer.head_dim, "kv_dtype": self.kv}
-        times = self.times
+        times, size, kv = self.times, mixer.head_dim, self.kv
 
         def met(context: Array) -> Array:
             entries = context / every if every else context * 0
             return np.minimum(context, mixer.window) + (np.minimum(entries, top) if top else entries)
 
         def decode(batch: Array, context: Array) -> Array:
-            return times.decode_attention(batch=batch, context=met(context), **common)
+            keys = met(context)
+            return times.decode_attention(
+                batch=batch, context=keys, heads=heads, kv_heads=1, head_dim=size, kv_dtype=kv
+            )
 
         def prefill(batch: Array, new: Array, context: Array) -> Array:
             keys = met(context + new / 2)
-            return times.context_attention(batch=batch, query=new, context=keys, causal=False, **common)
+            return times.context_attention(
+                batch=batch, query=new, context=keys, heads=heads, kv_heads=1, head_dim=size, kv_dtype=kv, causal=False
+            )
 
         return SequenceWork("attention/core", 1, decode, prefill)
 
@@ -373,11 +398,11 @@ def _gemm(times: KernelTimes, n: int, k: int, form: str) -> Callable[[Array], Ar
 
 
 def _placed(work: Work, prefix: str, count: int) -> Work:
-    from dataclasses import replace
-
     changes: dict[str, Any] = {"path": f"{prefix}/{work.path}", "count": work.count * count}
     return replace(work, **changes)
 
 
 def _unique(names: list[str]) -> list[str]:
-    return [name if names.index(name) == at else f"{name}_{names[: at + 1].count(name)}" for at, name in enumerate(names)]
+    return [
+        name if names.index(name) == at else f"{name}_{names[: at + 1].count(name)}" for at, name in enumerate(names)
+    ]

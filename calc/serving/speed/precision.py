@@ -39,5 +39,5 @@ def gemm_format(weights: str, kind: Layer, part: Part, weight: Weight, *, blocks
         return found if part.expert or not experts else wide
     if found in ("nvfp4", "int4") and experts and not part.expert:
         latent_output = isinstance(kind.mixer, LatentAttention) and weight.name == "output" and found == "nvfp4"
-        return found if latent_output or part.name == "shared_expert" and found == "nvfp4" else wide
+        return found if latent_output or (part.name == "shared_expert" and found == "nvfp4") else wide
     return found

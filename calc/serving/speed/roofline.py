@@ -1,9 +1,12 @@
-"""How fast: prefill against the compute roof, decode against the memory roof (and each against the other)."""
+"""The ideal: prefill against the compute roof, decode against the memory roof (and each against the other)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
+from calc.breakdown import Breakdown
 from calc.flops import token_flops
 from calc.hardware import Gpu
 from calc.model.spec import ModelSpec
@@ -13,11 +16,22 @@ from calc.serving.weights import StoredWeights
 
 
 @dataclass(frozen=True, slots=True)
+class Ends:
+    """One end of a band, or another estimate of the same: seconds to the first token and for each further one, tokens/s of all."""
+
+    ttft_s: float | None
+    tpot_s: float | None
+    tokens_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Speed:
     """Seconds to the first token and for each further one, tokens/s of all sequences, and what bounds decode.
 
-    A roofline: no communication, no kernel launches, no scheduling. None where a fact of the GPU is missing,
-    and but for the first for an encoder, which generates nothing.
+    `source` says whose times these are; for "roofline" there is no communication, no launch and no scheduling in them, and the fields
+    after it are empty. None where a fact of the GPU is missing, and but for the first for an encoder, which generates nothing.
+    `prefill_s` is what one prompt adds to the steps of the others, `queued_s` the part of the time to the first token that is
+    waiting for room in the cache, `itl_p95_s` the time between tokens that one in twenty exceeds, `ideal` the roofline.
     """
 
     ttft_s: float | None
@@ -27,9 +41,41 @@ class Speed:
     weights_read_bytes: int
     kv_read_bytes: int
     notes: tuple[str, ...]
+    source: str = "roofline"
+    low: Ends | None = None
+    high: Ends | None = None
+    itl_p95_s: float | None = None
+    prefill_s: float | None = None
+    queued_s: float | None = None
+    decode_step: Callable[[], Breakdown] | None = field(default=None, compare=False, repr=False)
+    ideal: Ends | None = None
+    cost_per_million_tokens: float | None = None
+
+    @property
+    def step(self) -> Breakdown | None:
+        """The seconds of a decode step, operation by operation."""
+        return self.decode_step() if self.decode_step else None
+
+    def as_json(self) -> dict[str, Any]:
+        """What stands beside `ttft_s`, `tpot_s` and `tokens_per_s` in the answer."""
+        step = self.step
+        return {
+            "times": self.source,
+            "low": asdict(self.low) if self.low else None,
+            "high": asdict(self.high) if self.high else None,
+            "itl_p95_s": self.itl_p95_s,
+            "prefill_s": self.prefill_s,
+            "queued_s": self.queued_s,
+            "step_s": step.total if step else None,
+            "step_components": step.components() if step else [],
+            "roofline": asdict(self.ideal) if self.ideal else None,
+            "cost_per_million_tokens": self.cost_per_million_tokens,
+            "weights_read_bytes": self.weights_read_bytes,
+            "kv_read_bytes": self.kv_read_bytes,
+        }
 
 
-def speed(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, stored: StoredWeights, cache: Cache) -> Speed:
+def roofline(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, stored: StoredWeights, cache: Cache) -> Speed:
     """The roofline of one prompt's prefill and of one decode step at full concurrency.
 
     Decode is at the mean cache length of a generation: the prompt and half of the output. A token passes the stages one after

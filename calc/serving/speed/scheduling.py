@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from calc.hardware import Gpu
+from calc.units import GiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,23 +14,23 @@ class Scheduling:
     """The rules of one engine.
 
     `mixes`: prompts are computed in the same step as tokens that decode; if not, they come first and decoding waits.
-    `chunks`: a prompt may be split over steps. `step_tokens` and `sequences` bound one step (of one data-parallel rank).
-    `reserves` is the share of its output that a request must have cache for before it starts. `poll_steps`: decode steps between
-    two looks at what has arrived. `late_steps`: steps until the host sees what a step made (overlapped scheduling). `gathers`: prompts
-    wait until so many are there, at most `gather_steps` decode steps (TensorRT-LLM balances its data-parallel ranks so).
+    `chunks`: a prompt may be split over steps. `step_tokens` and `sequences` bound one step; `by_memory` has both by the least memory
+    of a GPU, largest first. `reserves` is the share of its output that a request must have cache for before it starts. `poll_steps`:
+    decode steps between two looks at what has arrived. `gathers`: prompts wait until so many are there, at most `gather_steps`
+    decode steps (TensorRT-LLM balances its data-parallel ranks so). `static`: a batch ends before the next starts.
     """
 
     mixes: bool
     chunks: bool
     step_tokens: int
     sequences: int
+    source: str
+    by_memory: tuple[tuple[int, int, int], ...] = ()
     reserves: float = 0.0
     poll_steps: int = 1
-    late_steps: int = 0
     gathers: int = 1
     gather_steps: int = 0
     static: bool = False
-    source: str = ""
 
 
 VLLM = Scheduling(
@@ -35,17 +38,19 @@ VLLM = Scheduling(
     chunks=True,
     step_tokens=8192,
     sequences=1024,
-    source="vLLM v1, v1/core/sched/scheduler.py: running requests first, then prompts in chunks, up to max_num_batched_tokens",
+    by_memory=((160 * GiB, 16_384, 1024), (70 * GiB, 8192, 1024), (0, 2048, 256)),
+    source="vLLM v1: running sequences first, then prompts in chunks, up to max_num_batched_tokens (v1/core/sched/scheduler.py; "
+    "defaults in engine/arg_utils.py, where an A100 counts as small)",
 )
 SGLANG = Scheduling(
     mixes=False,
     chunks=True,
     step_tokens=8192,
     sequences=4096,
+    by_memory=((160 * GiB, 16_384, 4096), (60 * GiB, 8192, 4096), (35 * GiB, 4096, 4096), (0, 2048, 4096)),
     reserves=0.1,
-    late_steps=1,
-    source="SGLang, managers/scheduler.py: a batch of prompts up to chunked_prefill_size before the next decode step "
-    "(enable_mixed_chunk is off); new_token_ratio ends at 0.1",
+    source="SGLang: prompts first, up to chunked_prefill_size, then a decode step (managers/scheduler.py, enable_mixed_chunk off; "
+    "new_token_ratio falls to 0.1; defaults in server_args.py)",
 )
 TRTLLM = Scheduling(
     mixes=True,
@@ -53,7 +58,17 @@ TRTLLM = Scheduling(
     step_tokens=8192,
     sequences=2048,
     reserves=1.0,
-    late_steps=1,
-    source="TensorRT-LLM, capacity scheduler GUARANTEED_NO_EVICT; whole prompts with the tokens that decode, up to max_num_tokens",
+    source="TensorRT-LLM: whole prompts beside the sequences that decode, up to max_num_tokens; GUARANTEED_NO_EVICT",
 )
-SCHEDULING: Mapping[str, Scheduling] = {"vllm": VLLM, "logical": VLLM, "sglang": SGLANG, "trtllm": TRTLLM, "llama.cpp": VLLM}
+_ENGINES: Mapping[str, Scheduling] = {"sglang": SGLANG, "tensorrt-llm": TRTLLM}
+
+
+def scheduling(engine: str, gpu: Gpu | None) -> Scheduling:
+    """The rules of an engine, with its defaults for that GPU; vLLM's for an engine whose own are not known here."""
+    rules = _ENGINES.get(engine, VLLM)
+    memory = gpu.memory_bytes or 0 if gpu else 0
+    if rules is VLLM and gpu and gpu.name.startswith("a100"):
+        memory = 0
+    fitting = (row for row in rules.by_memory if memory >= row[0])
+    _, tokens, sequences = next(fitting, (0, rules.step_tokens, rules.sequences))
+    return replace(rules, step_tokens=tokens, sequences=sequences)

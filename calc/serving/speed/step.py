@@ -84,7 +84,9 @@ class StepTimes:
         total = total + self._head(own * query + full)
         if query > 1:
             total = total + _where(sequences, (query - 1) * self._draft(own))
-        total = total + _where(sequences, self._decode(own, context)) + _where(prefills, self._prefill(full, new, cached))
+        total = (
+            total + _where(sequences, self._decode(own, context)) + _where(prefills, self._prefill(full, new, cached))
+        )
         return total + self.host
 
     def components(self, sequences: float, context: float) -> tuple[Component, ...]:

@@ -1,0 +1,144 @@
+"""The speed of a serving plan: the ideal roofline, and beside it the time of steps summed from measured kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache, partial
+from math import inf
+from typing import Literal
+
+from calc.breakdown import Breakdown, Component
+from calc.errors import InputError
+from calc.hardware import Gpu
+from calc.kernel_times import kernel_times
+from calc.model.spec import ModelSpec
+from calc.serving.cache import Cache
+from calc.serving.capacity import Capacity
+from calc.serving.plan import ServingPlan
+from calc.serving.speed.load import Load, Pace, pace
+from calc.serving.speed.operations import Layout, Operations
+from calc.serving.speed.roofline import Ends, Speed, roofline
+from calc.serving.speed.scheduling import Scheduling, scheduling
+from calc.serving.speed.step import StepTimes
+from calc.serving.weights import StoredWeights
+
+_Kernels = Literal["vllm", "sglang", "trtllm"]
+_KERNELS: dict[str, _Kernels] = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "trtllm"}
+
+# the 90th percentile of the relative error on published runs (tests/published/serving_speed.py): time to the first token, per token
+_ERROR = {"measured": (0.6, 0.3), "by relation": (0.7, 0.45)}
+
+
+def speed(
+    spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, stored: StoredWeights, cache: Cache, capacity: Capacity
+) -> Speed:
+    """The plan's speed by the times that it asks for; the roofline where that is asked for (by name, or by shares of it) and where
+    nothing else is known."""
+    ideal = roofline(spec, plan, gpu, stored, cache)
+    own = plan.times is None and min(plan.compute_efficiency, plan.bandwidth_efficiency) < 1
+    if plan.times == "roofline" or own or gpu is None or ideal.ttft_s is None or not spec.generates:
+        return ideal
+    try:
+        steps = step_times(spec, plan, gpu)
+    except InputError as error:
+        if plan.times:
+            raise
+        return replace(ideal, notes=(*ideal.notes, f"no measured kernels: {error}"))
+    found = pace(load_of(plan, capacity), rules_of(plan, gpu), steps)
+    return _speed(plan, steps, found, ideal)
+
+
+def step_times(spec: ModelSpec, plan: ServingPlan, gpu: Gpu) -> StepTimes:
+    """The step of this plan's layout and formats; what only the load changes finds it made."""
+    return _step_times(
+        spec,
+        gpu,
+        plan.engine,
+        plan.times or "measured",
+        Layout(plan.tp, 1, 1),
+        plan.weights,
+        plan.kv_dtype,
+        plan.draft_tokens,
+    )
+
+
+@lru_cache(maxsize=64)
+def _step_times(
+    spec: ModelSpec,
+    gpu: Gpu,
+    engine: str,
+    times: Literal["measured", "calibrated", "roofline"],
+    layout: Layout,
+    weights: str,
+    kv: str,
+    draft: int,
+) -> StepTimes:
+    kernels = kernel_times(gpu, times, _KERNELS.get(engine))
+    return StepTimes(Operations(spec, layout, kernels, weights, kv, False, 1 + draft))
+
+
+def rules_of(plan: ServingPlan, gpu: Gpu) -> Scheduling:
+    """The engine's scheduling with what the plan sets."""
+    rules = scheduling(plan.engine, gpu)
+    return replace(
+        rules,
+        step_tokens=plan.max_batched_tokens or rules.step_tokens,
+        sequences=plan.max_seqs or rules.sequences,
+        poll_steps=plan.poll_steps,
+        gather_steps=plan.gather_steps,
+        static=plan.batching == "static",
+    )
+
+
+def load_of(plan: ServingPlan, capacity: Capacity) -> Load:
+    """The traffic that the plan describes; lengths are means."""
+    mean = 1 - plan.length_spread / 2
+    prompt, output = plan.prompt_tokens * mean, max(plan.output, 1) * mean
+    fits = max(1, capacity.sequences) if capacity.sequences is not None else inf
+    return Load(
+        plan.concurrency,
+        prompt,
+        output,
+        min(plan.cached_prompt, prompt - 1),
+        plan.length_spread,
+        plan.rounds,
+        fits,
+        plan.tokens_a_step,
+    )
+
+
+def _speed(plan: ServingPlan, steps: StepTimes, found: Pace, ideal: Speed) -> Speed:
+    kernels = steps.operations.times
+    first, each = _ERROR["by relation" if "relation" in kernels.source else "measured"]
+    notes = [*ideal.notes, *kernels.notes]
+    if found.queued:
+        notes.append(f"{plan.concurrency:,} requests are more than the cache holds at once: the rest queue")
+    ttft, tpot, rate = float(found.ttft), float(found.tpot), float(found.tokens_per_s)
+    running = min(plan.concurrency, rate * tpot)
+    return replace(
+        ideal,
+        ttft_s=ttft,
+        tpot_s=tpot,
+        tokens_per_s=rate,
+        notes=tuple(notes),
+        source=kernels.source,
+        low=Ends(ttft / (1 + first), tpot / (1 + each), rate / (1 + each)),
+        high=Ends(ttft * (1 + first), tpot * (1 + each), rate * (1 + each)),
+        itl_p95_s=float(found.late),
+        prefill_s=float(found.prefill),
+        queued_s=float(found.queued),
+        decode_step=partial(_step, steps, running, plan.prompt_tokens + plan.output / 2),
+        ideal=Ends(ideal.ttft_s, ideal.tpot_s, ideal.tokens_per_s),
+        cost_per_million_tokens=_cost(plan, rate),
+    )
+
+
+def _step(steps: StepTimes, sequences: float, context: float) -> Breakdown:
+    return Breakdown(Component("step", children=steps.components(sequences, context)), "seconds")
+
+
+def _cost(plan: ServingPlan, tokens_per_s: float) -> float | None:
+    """Price of a million output tokens of all sequences, where the plan names one for a GPU."""
+    if plan.price_per_gpu_hour is None or not tokens_per_s:
+        return None
+    return plan.price_per_gpu_hour * plan.tp * plan.pp / 3600 / tokens_per_s * 1e6

@@ -1,0 +1,60 @@
+"""What the speed of serving is asked for: the traffic, the scheduling, the draft, and whose kernel times."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Times = Literal["measured", "calibrated", "roofline"]
+Batching = Literal["continuous", "static"]
+
+
+class SpeedOptions(BaseModel):
+    """The options of a serving plan that change seconds and no bytes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    times: Times | None = Field(
+        None,
+        description="whose times: measured kernels of that GPU or its nearest relative, your own measurements (calibrated), or the "
+        "ideal roofline; left out: measured",
+    )
+    length_spread: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="lengths are drawn evenly from 1 - spread to 1 of prompt and output; 0: all are equal",
+    )
+    rounds: float = Field(
+        10.0, ge=1, le=1e9, description="requests that each user sends one after another; all first ones arrive at once"
+    )
+    cached_prompt: int = Field(0, ge=0, le=2**24, description="prompt tokens found in the prefix cache")
+    batching: Batching = Field("continuous", description="static: a batch waits until its last sequence has ended")
+    draft_tokens: int = Field(
+        0, ge=0, le=64, description="speculative decoding: tokens drafted for each step, checked at once"
+    )
+    draft_acceptance: float = Field(
+        0.8,
+        ge=0,
+        lt=1,
+        description="share of drafted tokens accepted, each if those before were (DeepSeek-V3's own: 0.85 to 0.9)",
+    )
+    poll_steps: int = Field(
+        1, ge=1, le=10_000, description="SGLang's --scheduler-recv-interval: steps between looks at arrivals"
+    )
+    gather_steps: int = Field(
+        0,
+        ge=0,
+        le=10_000,
+        description="TensorRT-LLM's timeout_iters: steps that prompts wait so that all data-parallel ranks get one",
+    )
+    price_per_gpu_hour: float | None = Field(
+        None, gt=0, le=1e6, description="price of one GPU for an hour, any currency"
+    )
+
+    @property
+    def tokens_a_step(self) -> float:
+        """Tokens that a sequence makes in one step, in expectation: 1 + a + ... + a^k (Leviathan et al., arXiv 2211.17192, eq. 1)."""
+        accepted = self.draft_acceptance
+        return (1 - accepted ** (self.draft_tokens + 1)) / (1 - accepted)
