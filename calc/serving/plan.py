@@ -59,7 +59,9 @@ class ServingPlan(SpeedOptions):
     tp: int = Field(1, ge=1, le=4096, description="tensor parallelism")
     pp: int = Field(1, ge=1, le=4096, description="pipeline stages")
     dp: int = Field(1, ge=1, le=4096, description="data-parallel attention: ranks that hold attention whole")
-    ep: int = Field(1, ge=1, le=4096, description="expert parallelism: 1, or tp x dp (vLLM: --enable-expert-parallel)")
+    ep: int = Field(
+        1, ge=1, le=4096, description="expert parallelism: tp x dp (vLLM, SGLang), 1, or between (TensorRT-LLM)"
+    )
     weights: WeightName = Field("bf16", description="format of the weights")
     kv_dtype: KVName = Field("bf16", description="format of the KV cache")
     context: int = Field(4096, ge=1, le=MOST_TOKENS, description="tokens of one sequence in the cache")
@@ -130,8 +132,8 @@ class ServingPlan(SpeedOptions):
             raise ValueError(
                 f"prompt ({self.prompt}) + output ({self.output}) must be at most context ({self.context})"
             )
-        if self.ep not in (1, self.tp * self.dp):
-            raise ValueError(f"ep ({self.ep}) must be 1 or tp x dp ({self.tp} x {self.dp})")
+        if self.tp * self.dp % self.ep:
+            raise ValueError(f"ep ({self.ep}) must divide tp x dp ({self.tp} x {self.dp})")
         if self.keep_sinks and not self.keep_window:
             raise ValueError(
                 f"keep_sinks ({self.keep_sinks}) needs a keep_window above 0; keep_window is {self.keep_window}"

@@ -82,19 +82,25 @@ def rules_of(plan: ServingPlan, gpu: Gpu) -> Scheduling:
     rules = scheduling(plan.engine, gpu)
     return replace(
         rules,
-        step_tokens=plan.max_batched_tokens or rules.step_tokens,
-        sequences=plan.max_seqs or rules.sequences,
+        step_tokens=(plan.max_batched_tokens or rules.step_tokens) * plan.dp,
+        sequences=(plan.max_seqs or rules.sequences) * plan.dp,
         poll_steps=plan.poll_steps,
+        gathers=_all_ranks(plan.dp),
         gather_steps=plan.gather_steps,
         static=plan.batching == "static",
     )
+
+
+def _all_ranks(ranks: int) -> int:
+    """Prompts until each rank has one, where each comes to a random rank: n (1 + 1/2 + ... + 1/n) in expectation."""
+    return round(ranks * sum(1 / at for at in range(1, ranks + 1)))
 
 
 def load_of(plan: ServingPlan, capacity: Capacity) -> Load:
     """The traffic that the plan describes; lengths are means."""
     mean = 1 - plan.length_spread / 2
     prompt, output = plan.prompt_tokens * mean, max(plan.output, 1) * mean
-    fits = max(1, capacity.sequences) if capacity.sequences is not None else inf
+    fits = max(1, capacity.sequences) * plan.dp if capacity.sequences is not None else inf
     return Load(
         plan.concurrency,
         prompt,
@@ -141,4 +147,4 @@ def _cost(plan: ServingPlan, tokens_per_s: float) -> float | None:
     """Price of a million output tokens of all sequences, where the plan names one for a GPU."""
     if plan.price_per_gpu_hour is None or not tokens_per_s:
         return None
-    return plan.price_per_gpu_hour * plan.tp * plan.pp / 3600 / tokens_per_s * 1e6
+    return plan.price_per_gpu_hour * plan.tp * plan.dp * plan.pp / 3600 / tokens_per_s * 1e6

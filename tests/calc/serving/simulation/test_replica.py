@@ -82,7 +82,7 @@ def test_a_full_cache_preempts_the_newest_and_everything_still_ends():
     assert all(each.last > each.first >= 0 for each in trace.outcomes)
     assert trace.outcomes[0].preempted == 0
     reserving = Scheduling(mixes=True, chunks=True, step_tokens=8192, sequences=1024, source="", reserves=1.0)
-    queued = simulate(requests, reserving, Linear(decode=1.0), cache_tokens=1500, block=1)
+    queued = simulate(requests, reserving, Linear(decode=1.0), cache_tokens=1510, block=1)
     assert queued.preemptions == 0
     assert queued.seconds == pytest.approx(2 * 199, abs=3)  # five at a time
 
