@@ -1,4 +1,4 @@
-"""The five questions by name: which plan each takes, which function answers it, and how it is written on a command line.
+"""The questions by name: which plan each takes, which function answers it, and how it is written on a command line.
 
 The command line and the pages read the same table, so a flag, a widget and a URL parameter are one field of one plan.
 """
@@ -87,6 +87,7 @@ _TABLE = (
     ),
     Command("serve", "KV cache, weights and what fits when serving", "calc.serving", "ServingPlan", "serve"),
     Command("compute", "FLOPs, training time, cost and energy", "calc.compute", "ComputePlan", "compute"),
+    Command("time", "seconds of a training step, by part, and what a run costs", "calc.step_time", "TimePlan", "step_time"),
     Command(
         "pipeline",
         "utilisation and timeline of a pipeline schedule",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -14,19 +13,7 @@ from calc.flops import TokenFlops, encoders, token_flops
 from calc.hardware import Gpu
 from calc.model.spec import ModelSpec, Tower
 from calc.parameters import parameters, tower_parameters
-
-
-def _written_short(value: object) -> object:
-    """The whole number that a text such as 2e12 or 1.5e9 means; anything else is left for the field to judge."""
-    if not isinstance(value, str) or "e" not in value.lower() or len(value) > 40:
-        return value
-    try:
-        number = Decimal(value)
-    except InvalidOperation:
-        return value
-    return (
-        int(number) if number.is_finite() and number.adjusted() < 40 and number == number.to_integral_value() else value
-    )
+from calc.units import whole_number
 
 
 class ComputePlan(BaseModel):
@@ -35,7 +22,7 @@ class ComputePlan(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     seq: int = Field(4096, ge=1, le=2**24, description="sequence length in tokens")
-    tokens: Annotated[int, BeforeValidator(_written_short)] = Field(
+    tokens: Annotated[int, BeforeValidator(whole_number)] = Field(
         0, ge=0, le=10**18, description="tokens to train on, such as 2e12; 0: one sequence"
     )
     gpus: int = Field(1, ge=1, le=10_000_000, description="number of GPUs")

@@ -1,0 +1,130 @@
+"""What the ranks send each other in a step, and how much of it the products do not hide."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from calc.model.feed_forward import MoE
+from calc.step_time.layer_times import LayerSeconds
+from calc.step_time.machine import Network
+from calc.step_time.operations import LayerOperations, Sharding
+from calc.step_time.plan import TimePlan
+
+# Overlapped tensor parallelism cuts each collective into four parts, of which one stays exposed (Megatron-Bridge, performance
+# guide, "TP communication overlap": four splits, one chunk of the reduce-scatter remains exposed)
+_TP_EXPOSED: Final = 1 / 4
+_TP_SOURCE: Final = "Megatron-Bridge performance guide: four splits, of which one is exposed"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCommunication:
+    """Seconds of one layer and micro-batch by group: exposed in forward and backward, and hidden behind products."""
+
+    exposed_forward: dict[str, float]
+    exposed_backward: dict[str, float]
+    hidden: float
+
+
+def layer_communication(
+    operations: LayerOperations, seconds: LayerSeconds, plan: TimePlan, network: Network, sharding: Sharding
+) -> LayerCommunication:
+    """Tensor, context and expert parallelism's collectives of one layer."""
+    forward: dict[str, float] = {}
+    backward: dict[str, float] = {}
+    hidden = 0.0
+    if plan.tp > 1:
+        exposed, behind = _tensor(operations, plan, network, sharding)
+        again = exposed if plan.recompute == "full" else 0.0
+        forward["tensor"], backward["tensor"] = exposed, exposed + again
+        hidden += 3 * behind
+    if plan.cp > 1:
+        ring = _context(operations, plan, network, sharding)
+        core = seconds.forward.families.get("attention", 0.0)
+        behind = seconds.input_gradient.families.get("attention", 0.0)
+        forward["context"], backward["context"] = max(0.0, ring - core), max(0.0, 2 * ring - behind)
+        hidden += min(ring, core) + min(2 * ring, behind)
+    if plan.ep > 1 and isinstance(operations.kind.feed_forward, MoE):
+        exchange = _experts(operations.kind.feed_forward, plan, network, sharding)
+        again = exchange if plan.recompute == "full" else 0.0
+        forward["expert"], backward["expert"] = exchange, exchange + again
+    return LayerCommunication(forward, backward, hidden)
+
+
+def _tensor(
+    operations: LayerOperations, plan: TimePlan, network: Network, sharding: Sharding
+) -> tuple[float, float]:
+    """Exposed and hidden seconds of one direction: an all-gather and a reduce-scatter around each block, or an all-reduce."""
+    layer = operations.kind
+    blocks = len(layer.mixers) + (layer.feed_forward is not None) + (layer.cross is not None)
+    hidden = next((norm.size.size for norm in layer.norms), 0)
+    size = 2.0 * sharding.tokens * hidden
+    if plan.sharded_sequence:
+        once = network.seconds("all_gather", size, plan.tp) + network.seconds("reduce_scatter", size, plan.tp)
+    else:
+        once = network.seconds("all_reduce", size, plan.tp)
+    total = blocks * once
+    exposed = total * _TP_EXPOSED if plan.overlaps_tp else total
+    return exposed, total - exposed
+
+
+def _context(operations: LayerOperations, plan: TimePlan, network: Network, sharding: Sharding) -> float:
+    """Ring attention passes keys and values of the other ranks round, seq / cp tokens at a time."""
+    tokens = sharding.tokens
+    size = sum(2.0 * tokens * core.kv_heads * (core.head_dim + core.v_head_dim) for core in operations.cores)
+    return (plan.cp - 1) * network.send(size, plan.tp * (plan.cp - 1))
+
+
+def _experts(moe: MoE, plan: TimePlan, network: Network, sharding: Sharding) -> float:
+    """Dispatch and combine: each token goes to its experts' ranks and comes back."""
+    copies = float(moe.num_experts_per_tok)
+    if plan.ep_dispatch == "fused":  # a token goes once to each rank that holds any of its experts
+        copies = plan.ep * (1 - (1 - 1 / plan.ep) ** moe.num_experts_per_tok)
+    size = 2.0 * sharding.between * moe.hidden_size * copies * plan.expert_skew
+    return 2 * network.seconds("all_to_all", size, plan.ep, plan.tp)
+
+
+@dataclass(frozen=True, slots=True)
+class DataParallel:
+    """Data parallelism's collectives of a step: seconds of those that each micro-batch repeats (forward, backward), and of those once a step."""
+
+    forward: float
+    backward: float
+    gather_once: float
+    reduce_once: float
+    first: float  # the first gather of a micro-batch, which nothing hides
+    copies: float  # bytes that FSDP2 copies into and out of its buffers, a micro-batch
+
+
+def reduced_bytes(plan: TimePlan) -> int:
+    """Bytes of a gradient element on the wire."""
+    if plan.reduce_format is not None:
+        return 2 if plan.reduce_format == "bf16" else 4
+    return 2 if plan.recipe in ("pure-bf16", "mixed-16") else 4
+
+
+def data_parallel(
+    plan: TimePlan, network: Network, plain: float, experts: float, layers: int, trained: float = 1.0
+) -> DataParallel:
+    """Collectives over a rank's parameters: `plain` ones over dp · cp, `experts` over dp · cp / ep. Weights travel in 16 bits
+    (8 where fp8 weights are gathered), gradients as `reduced_bytes`; `trained` is the share of the weights that has any."""
+    groups = ((plain, plan.dp * plan.cp, plan.tp), (experts, plan.dp * plan.cp // plan.ep, plan.tp * plan.ep))
+    weight = 1.0 if plan.compute_format == "fp8" and plan.implementation != "hf" else 2.0
+    gradient = reduced_bytes(plan) * trained
+    gather = reduce = 0.0
+    pieces = max(1, layers)
+    for count, ranks, stride in groups:
+        if not count or ranks == 1:
+            continue
+        shards = max(1, ranks // plan.dp_replicate)
+        kind = "reduce_scatter" if plan.zero else "all_reduce"
+        reduce += pieces * network.seconds(kind, gradient * count / pieces, shards if plan.zero else ranks, stride)
+        if plan.zero and plan.dp_replicate > 1:
+            reduce += network.seconds("all_reduce", gradient * count / shards, plan.dp_replicate, stride * shards)
+        if plan.zero:
+            gather += pieces * network.seconds("all_gather", weight * count / pieces, shards, stride)
+    if plan.zero < 3:
+        return DataParallel(0.0, 0.0, gather, reduce, 0.0, 0.0)
+    twice = gather if plan.reshard_after_forward else 0.0
+    copied = (plain + experts) * (4.0 * (2 if twice else 1) + 6.0) if plan.implementation == "torchtitan" else 0.0
+    return DataParallel(gather, twice + reduce, 0.0, 0.0, gather / pieces, copied)

@@ -1,0 +1,293 @@
+"""Seconds of one layer and of the head on the device: forward, input gradient, weight gradient, and what is computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from calc.hardware import Gpu
+from calc.kernel_times import KernelTimes
+from calc.model.feed_forward import MoE
+from calc.step_time.machine import ACCUMULATED, half_rows, memory_factor, sustained
+from calc.step_time.memory_bound import Traffic, layer_traffic, quantised_format, takes_low_precision
+from calc.step_time.operations import Core, Gemm, LayerOperations, Sharding
+from calc.step_time.plan import TimePlan
+
+FloatArray = npt.NDArray[np.float64]
+
+FAMILIES: Final = ("gemms", "experts", "attention", "recurrence", "memory_bound")
+
+_KERNELS: Final[Mapping[str, str]] = {
+    "bf16": "bf16",
+    "fp16": "bf16",
+    "fp32": "bf16",  # scaled by the peaks
+    "fp8": "fp8",
+    "fp8-block": "fp8_block",
+    "mxfp8": "fp8",
+    "nvfp4": "nvfp4",
+}
+
+# Attention's rate over the tables' (FlashAttention-3 on Hopper, FlashAttention-2 on Ampere, the engines' own on Blackwell), by the
+# first figure of the compute capability. Hopper, head size 128, 16k tokens: FlashAttention-3 648, cuDNN 595, FlashAttention-2 370
+# TFLOP/s (FlashAttention-3, arXiv 2407.08608, figure 5). Ampere: FlashAttention-1 reaches 30 to 50 % of the peak where
+# FlashAttention-2 reaches 50 to 73 % (arXiv 2307.08691, abstract): 40 over 61.
+_ATTENTION: Final[Mapping[tuple[str, str], float]] = {
+    ("9", "flash-3"): 1.0,
+    ("9", "cudnn"): 595 / 648,
+    ("9", "flash-2"): 370 / 648,
+    ("9", "flash-1"): 370 / 648 * 40 / 61,
+    ("8", "flash-2"): 1.0,
+    ("8", "cudnn"): 1.0,
+    ("8", "flash-1"): 40 / 61,
+}
+# Backward: 2.5 times the FLOPs (five products for two), at this share of the forward's rate: 561 of 648 TFLOP/s by
+# FlashAttention-3, 516 of 595 by cuDNN, 322 of 370 by FlashAttention-2 (arXiv 2407.08608, figures 5 and 6).
+_BACKWARD_FLOPS: Final = 2.5
+_BACKWARD_RATE: Final = 561 / 648
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Device seconds of one pass by family, and the kernels that the host launches for it: experts' own apart."""
+
+    families: Mapping[str, float] = field(default_factory=dict)
+    kernels: float = 0.0
+    expert_kernels: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return sum(self.families.values())
+
+    def __add__(self, other: Seconds) -> Seconds:
+        names = {**self.families, **other.families}
+        merged = {name: self.families.get(name, 0.0) + other.families.get(name, 0.0) for name in names}
+        return Seconds(merged, self.kernels + other.kernels, self.expert_kernels + other.expert_kernels)
+
+    def times(self, count: float) -> Seconds:
+        scaled = {name: value * count for name, value in self.families.items()}
+        return Seconds(scaled, self.kernels * count, self.expert_kernels * count)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSeconds:
+    """One layer, one micro-batch. `again`: what the backward computes once more."""
+
+    forward: Seconds
+    input_gradient: Seconds
+    weight_gradient: Seconds
+    again: Seconds
+
+
+class LayerTimer:
+    """Times the operations of layers under one plan on one GPU."""
+
+    def __init__(self, gpu: Gpu, plan: TimePlan, times: KernelTimes, sharding: Sharding) -> None:
+        self.gpu, self.plan, self.kernels, self.sharding = gpu, plan, times, sharding
+        self.narrow = _KERNELS[plan.compute_format]
+        self.half_rows = half_rows(gpu)
+        self.memory = memory_factor(times)
+        self.caps = {name: self._cap(name) for name in {"bf16", self.narrow}}
+
+    def _cap(self, dtype: str) -> float:
+        """FLOP/s that large products sustain, where a source says; else without bound."""
+        found = sustained(self.gpu, dtype)
+        return found.tflops * 1e12 if found and self.kernels.source != "roofline" else float("inf")
+
+    def _rate(self, dtype: str) -> float:
+        """Rate of large products in that format over that in bf16, which stretches what a group's fixed cost is worth in rows."""
+        size = np.array([8192.0])
+        wide = float(self._product(size, size, size, "bf16")[0])
+        return wide / float(self._product(size, size, size, dtype)[0])
+
+    def _product(self, m: FloatArray, n: FloatArray, k: FloatArray, dtype: str) -> FloatArray:
+        """Seconds of products: as the tables have the shape, and no faster than the power limit sustains.
+
+        In fp8 the tables hold the kernels of serving engines; training runs cuBLASLt, which keeps the 16-bit kernel's share of the peak
+        (ml-engineering: B200 0.776 in bf16, 0.763 in fp8).
+        """
+        flops = 2 * m * n * k
+        if dtype == "fp8" and self.kernels.source != "roofline":
+            narrow, wide = self.gpu.peak_flops("fp8"), self.gpu.peak_flops("bf16")
+            self.kernels.gemm(128, 128, 128, dtype=dtype)  # refuses a GPU without the format
+            seconds = self.kernels.gemm(m, n, k) * (wide / narrow if narrow and wide else 0.5)
+        else:
+            seconds = self.kernels.gemm(m, n, k, dtype=dtype)
+        return np.asarray(np.maximum(seconds, flops / self.caps[dtype]))
+
+    def layer(self, operations: LayerOperations) -> LayerSeconds:
+        """All passes of one layer."""
+        forward, inputs, weights = self._gemms(operations.gemms)
+        core_forward, core_backward = self._cores(operations.cores)
+        scan = self._scan(operations.scans)
+        traffic = layer_traffic(operations, self.plan, self.sharding)
+        moved_forward = self._traffic((one.forward, one.forward_kernels) for one in traffic)
+        moved_backward = self._traffic((one.backward, one.backward_kernels) for one in traffic)
+        cores = len(operations.cores)
+        ahead = forward + Seconds({"attention": core_forward, "recurrence": scan}, cores) + moved_forward
+        back = inputs + Seconds({"attention": core_backward, "recurrence": 2 * scan}, 2 * cores) + moved_backward
+        return LayerSeconds(ahead, back, weights, self._again(operations, ahead, traffic))
+
+    def head(self, gemms: tuple[Gemm, ...], loss: Traffic | None) -> LayerSeconds:
+        """The output head with its loss; nothing of it is computed again."""
+        forward, inputs, weights = self._gemms(gemms)
+        if loss is not None:
+            forward += self._traffic([(loss.forward, loss.forward_kernels)])
+            inputs += self._traffic([(loss.backward, loss.backward_kernels)])
+        return LayerSeconds(forward, inputs, weights, Seconds())
+
+    def _gemms(self, gemms: tuple[Gemm, ...]) -> tuple[Seconds, Seconds, Seconds]:
+        """Forward, input gradient, weight gradient of products: dense ones and experts' apart."""
+        dense = [gemm for gemm in gemms if gemm.part != "experts"]
+        experts = [gemm for gemm in gemms if gemm.part == "experts"]
+        found = []
+        for phase in range(3):
+            seconds = {"gemms": self._products(dense, phase), "experts": self._products(experts, phase)}
+            frozen = phase == 2 and self.plan.method != "full"
+            kernels = sum(gemm.groups for gemm in dense)
+            own = sum(gemm.groups for gemm in experts) if self._separate_experts else len(experts)
+            found.append(Seconds() if frozen else Seconds(seconds, kernels, own))
+        return found[0], found[1], found[2]
+
+    @property
+    def _separate_experts(self) -> bool:
+        """Whether each expert is a product of its own (Transformer Engine's GroupedLinear over cuBLAS), or one kernel for all."""
+        return self.plan.implementation == "fused"
+
+    def _products(self, gemms: Iterable[Gemm], phase: int) -> float:
+        """Seconds of products in forward (0), for the input's gradient (1) or the weight's (2)."""
+        total = 0.0
+        rows: dict[str, list[tuple[float, float, float, float]]] = {}
+        accumulates = ACCUMULATED if phase == 2 and self.plan.implementation == "fused" else 1.0
+        for gemm in gemms:
+            m, n, k = gemm.m, gemm.n, gemm.k
+            narrow = self.narrow if takes_low_precision(gemm) else "bf16"
+            if gemm.part == "experts":  # all groups as one product, slowed as few rows a group slow it
+                each = m * self.plan.expert_skew
+                half = self.half_rows[phase == 2] * self._rate(narrow)
+                shape = (each * gemm.groups, n, k) if phase == 0 else (each * gemm.groups, k, n)
+                rows.setdefault(narrow, []).append((*shape, (each + half) / each * accumulates))
+            else:
+                shape = ((m, n, k), (m, k, n), (n, k, m))[phase]
+                rows.setdefault(narrow, []).append((*shape, gemm.groups * accumulates))
+        for dtype, shapes in rows.items():
+            m_, n_, k_, factors = np.array(shapes, dtype=float).T
+            total += float(np.sum(self._product(m_, n_, k_, dtype) * factors)) * self._wide
+        return total
+
+    @property
+    def _wide(self) -> float:
+        """fp32 products by the tensor cores' tf32: slower as the peaks say."""
+        if self.plan.compute_format != "fp32":
+            return 1.0
+        narrow = self.gpu.peak_flops("bf16")
+        wide = self.gpu.peak_flops("tf32") or self.gpu.peak_flops("fp32")
+        return narrow / wide if narrow and wide else 2.0
+
+    def _cores(self, cores: tuple[Core, ...]) -> tuple[float, float]:
+        """Attention's scores and values, forward and backward."""
+        forward = backward = 0.0
+        rate = self._attention_rate
+        for core in cores:
+            if self.plan.attention_program == "unfused":
+                a, b = self._unfused(core)
+            else:
+                a = self._core(core) / core.cp / rate
+                b = a * _BACKWARD_FLOPS / _BACKWARD_RATE
+            forward += a
+            backward += b
+        return forward, backward
+
+    def _core(self, core: Core) -> float:
+        if core.latent and not core.window:
+            rope = min(64, core.head_dim // 3)
+            return float(
+                self.kernels.mla_context(
+                    batch=self.plan.sequences,
+                    query=core.seq,
+                    heads=core.heads,
+                    qk_nope=core.head_dim - rope,
+                    qk_rope=rope,
+                    v_head=core.v_head_dim,
+                )
+            )
+        return float(
+            self.kernels.context_attention(
+                batch=self.plan.sequences,
+                query=core.seq,
+                context=0,
+                heads=core.heads,
+                kv_heads=core.kv_heads,
+                head_dim=max(core.head_dim, core.v_head_dim),
+                window=core.window if core.window < core.seq else 0,
+                causal=core.causal,
+            )
+        )
+
+    def _unfused(self, core: Core) -> tuple[float, float]:
+        """Two batched products forward and four backward over the whole square."""
+        pairs = self.plan.sequences * core.heads / core.cp
+        size = float(self.kernels.gemm(core.seq, core.seq, core.head_dim))
+        return 2 * pairs * size, 4 * pairs * size
+
+    @property
+    def _attention_rate(self) -> float:
+        generation = (self.gpu.compute_capability or "").partition(".")[0]
+        return _ATTENTION.get((generation, self.plan.attention_program), 1.0)
+
+    def _scan(self, flops: int) -> float:
+        """A recurrence's chunked scan: its FLOPs as one square product would run them."""
+        if not flops:
+            return 0.0
+        return float(self.kernels.gemm(self.sharding.tokens, 128, max(1, flops // (256 * self.sharding.tokens))))
+
+    def _traffic(self, moves: Iterable[tuple[float, int]]) -> Seconds:
+        """Memory-bound operators: as their bytes, and no kernel under the floor of its launch."""
+        found = [(size, count) for size, count in moves if count or size]
+        if not found:
+            return Seconds()
+        sizes, counts = np.array(found, dtype=float).T
+        seconds = np.maximum(self.memory * self.kernels.memory_bound(sizes), counts * self.kernels.launch_floor)
+        return Seconds({"memory_bound": float(np.sum(seconds))}, float(np.sum(counts)))
+
+    def _again(self, operations: LayerOperations, forward: Seconds, traffic: tuple[Traffic, ...]) -> Seconds:
+        """What the backward computes again: all of the forward, or what the program or the named modules leave out."""
+        plan = self.plan
+        if plan.recompute == "full":
+            return forward
+        found = Seconds()
+        if plan.recompute == "selective" and plan.implementation == "torchtitan":
+            # every second product and all memory-bound operators; attention and collectives are kept (torchtitan's list of operators)
+            moved = forward.families["memory_bound"]
+            products = forward.families["gemms"] / 2 + forward.families["experts"] / 2
+            return Seconds({"gemms": products, "memory_bound": moved}, forward.kernels / 2)
+        if plan.recompute == "selective" or "core_attn" in plan.recompute_modules:
+            found += Seconds({"attention": forward.families["attention"]}, len(operations.cores))
+        for name in plan.recompute_modules:
+            found += self._module(name, operations, traffic)
+        return found
+
+    def _module(self, name: str, operations: LayerOperations, traffic: tuple[Traffic, ...]) -> Seconds:
+        """The forward of one of Megatron's modules, where the layer has it."""
+        moe = isinstance(operations.kind.feed_forward, MoE)
+        if name == "layernorm":
+            return self._traffic((one.forward, one.forward_kernels) for one in traffic if one.name == "norm")
+        if (name == "moe_act" and moe) or (name == "mlp" and not moe) or (name == "moe" and moe):
+            found = self._traffic((one.forward, one.forward_kernels) for one in traffic if one.name == "activation")
+            parts = {"mlp": ("mlp",), "moe": ("experts", "router", "shared_expert")}.get(name, ())
+            return found + self._gemms(tuple(gemm for gemm in operations.gemms if gemm.part in parts))[0]
+        wanted = {"mla_up_proj": ("query_up", "key_value_up"), "shared_experts": ()}.get(name, ())
+        gemms = tuple(
+            gemm
+            for gemm in operations.gemms
+            if gemm.name in wanted or (name == "shared_experts" and gemm.part == "shared_expert")
+        )
+        return self._gemms(gemms)[0] if gemms else Seconds()
+
+
+def uses_narrow(plan: TimePlan) -> bool:
+    """Whether the layers' products run below 16 bits."""
+    return quantised_format(plan) is not None

@@ -1,0 +1,156 @@
+"""The machine around a GPU: NVLink domain, network, rates that hold for hours; and the time of a collective over both.
+
+What no data sheet of the GPU says has its source beside it here. A user's own figures take their place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from calc.hardware import Gpu
+from calc.kernel_times import KernelTimes
+from calc.step_time.plan import TimePlan
+
+_NVL72: Final = ("gb200", "gb300")
+
+# GB/s one way of one GPU's network adapter in the vendor's own systems
+_NICS: Final = (
+    ("gb300", 100.0, "ConnectX-8, 800 Gb/s a GPU (NVIDIA DGX GB300 data sheet)"),
+    ("b300", 100.0, "ConnectX-8, 800 Gb/s a GPU (NVIDIA DGX B300 data sheet)"),
+    ("gb200", 50.0, "ConnectX-7, 400 Gb/s a GPU (NVIDIA DGX GB200 data sheet)"),
+    ("b200", 50.0, "ConnectX-7, 400 Gb/s a GPU (NVIDIA DGX B200 data sheet)"),
+    ("gh200", 50.0, "ConnectX-7, 400 Gb/s a GPU (NVIDIA GH200 data sheet)"),
+    ("h200", 50.0, "ConnectX-7, 400 Gb/s a GPU (NVIDIA DGX H200 data sheet)"),
+    ("h100", 50.0, "ConnectX-7, 400 Gb/s a GPU (NVIDIA DGX H100 data sheet)"),
+    ("a100", 25.0, "ConnectX-6, 200 Gb/s a GPU (NVIDIA DGX A100 data sheet)"),
+    ("mi300x", 50.0, "400 Gb/s a GPU (AMD Instinct MI300X platform reference)"),
+    ("mi325x", 50.0, "400 Gb/s a GPU (AMD Instinct MI325X platform reference)"),
+)
+_OTHER_NIC: Final = (12.5, "assumed: 100 Gb/s a GPU")
+
+# share of a link's rate that large messages reach across nodes: all-reduce of 16 GiB on four nodes of eight, 91.7 of 100 GB/s a
+# node pair of adapters (ml-engineering, network/benchmarks)
+_NETWORK_SHARE: Final = 0.9
+_HOP: Final = 5e-6  # seconds of one step between nodes (NCCL tuning model, InfiniBand ring latency)
+
+# Overlap: while a collective runs, compute kernels take this much longer: mean over H100, A100, MI250 and MI210, GPT and LLaMA
+# (arXiv 2507.03114, abstract: 18.9 % against compute without communication beside it)
+OVERLAP_SLOWDOWN: Final = 0.189
+OVERLAP_SOURCE: Final = "arXiv 2507.03114: compute is 18.9 % slower while communication overlaps it"
+
+
+class Sustained(NamedTuple):
+    """TFLOP/s of large products of random numbers, run for long: what the power limit leaves."""
+
+    name: str
+    dtype: str
+    tflops: float
+    source: str
+
+
+_THONKING: Final = "thonking.ai, 'Strangely, matrix multiplications': 8192 cubed, 257 of random numbers against 295 of zeros"
+_SEMIANALYSIS: Final = "SemiAnalysis, 'MI300X vs H100 vs H200' (December 2024): shapes of Llama 70B, normally distributed"
+_SIMUMAX: Final = "SimuMax, configs/system/b200_bf16_ceperm.json: median of 98 products of a training step on B200, 0.493 of 2250"
+_MAMF: Final = "ml-engineering, maximum achievable matmul FLOPS: {}, of which a mean large shape has 0.9 (H100 bf16: 720 of 794)"
+_SUSTAINED: Final = (
+    Sustained("a100-sxm", "bf16", 257.0, _THONKING),
+    Sustained("h100-sxm", "bf16", 720.0, _SEMIANALYSIS),
+    Sustained("h200", "bf16", 720.0, _SEMIANALYSIS),
+    Sustained("h100-sxm", "fp8", 1280.0, _SEMIANALYSIS),
+    Sustained("h200", "fp8", 1280.0, _SEMIANALYSIS),
+    Sustained("b200", "bf16", 1109.0, _SIMUMAX),
+    Sustained("b200", "fp8", 0.9 * 3432.5, _MAMF.format("B200 fp8 3432.5 TFLOP/s")),
+    Sustained("gb200", "fp8", 0.9 * 3615.6, _MAMF.format("GB200 fp8 3615.6 TFLOP/s")),
+    Sustained("b300", "fp8", 0.9 * 3432.5, _MAMF.format("B200 fp8 3432.5 TFLOP/s, whose fp8 peak B300 shares")),
+    Sustained("gb300", "fp8", 0.9 * 3615.6, _MAMF.format("GB200 fp8 3615.6 TFLOP/s, whose fp8 peak GB300 shares")),
+    Sustained("mi300x", "bf16", 620.0, _SEMIANALYSIS),
+    Sustained("mi300x", "fp8", 990.0, _SEMIANALYSIS),
+)
+# A weight's gradient that is added to fp32 sums in the product itself (Megatron) takes longer than a forward's product: 0.684 against
+# 0.715 of the tables on B200, 0.833 against 0.898 on A100 (SimuMax, configs/system, medians of 98 and 31 products each)
+ACCUMULATED: Final = 1.06
+
+# Rows an expert at which a grouped product reaches half of a single one's rate, forward and for a weight's gradient, by the first figure
+# of the compute capability: read off 108 grouped products on B200 and 12 on A100 (SimuMax, configs/system); Hopper lies between.
+_HALF_ROWS: Final = {"8": (110.0, 205.0), "9": (140.0, 300.0), "10": (170.0, 400.0)}
+
+
+# Share of the memory bandwidth that memory-bound operators of a training step reach (SimuMax, configs/system: 0.91 of A100's, 0.666 of
+# B200's, measured); elsewhere what the kernel times have
+_MEMORY_SHARE: Final = (("a100", 0.91), ("b200", 0.666), ("gb200", 0.666), ("b300", 0.666), ("gb300", 0.666))
+
+
+def memory_factor(times: KernelTimes) -> float:
+    """By how much a training step's memory-bound operators take longer than `KernelTimes.memory_bound` has it."""
+    found = next((share for name, share in _MEMORY_SHARE if times.gpu.name.startswith(name)), None)
+    if found is None or times.source == "roofline" or times.gpu.memory_bandwidth is None:
+        return 1.0
+    size = 2.0**30
+    return size / (times.gpu.memory_bandwidth * found) / float(times.memory_bound(size))
+
+
+def sustained(gpu: Gpu, dtype: str) -> Sustained | None:
+    """What a source says of that GPU and format."""
+    kind = "bf16" if dtype == "fp16" else dtype
+    return next((one for one in _SUSTAINED if gpu.name.startswith(one.name) and one.dtype == kind), None)
+
+
+def half_rows(gpu: Gpu) -> tuple[float, float]:
+    """Rows an expert for half a grouped product's rate: forward and input gradient, and weight gradient."""
+    return _HALF_ROWS.get((gpu.compute_capability or "").partition(".")[0], _HALF_ROWS["9"])
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Links of one GPU in bytes/s one way, and how many GPUs share a domain. `notes` say what was assumed."""
+
+    times: KernelTimes
+    domain: int
+    intra: float | None  # None: as the kernel times have it
+    inter: float
+    notes: tuple[str, ...]
+
+    def seconds(self, kind: str, size: float, ranks: int, stride: int = 1) -> float:
+        """One collective of `ranks` GPUs, `stride` apart. `size`: bytes of the whole tensor, as `KernelTimes.collective`.
+
+        Within a domain it is the kernel's time; across, the slower of that and what a GPU's adapter must carry.
+        """
+        if ranks <= 1 or size <= 0:
+            return 0.0
+        inside = max(1, min(ranks, self.domain // stride))
+        nodes = -(-ranks // inside)
+        near = self._inside(kind, size, inside) if inside > 1 else 0.0
+        if nodes == 1:
+            return near
+        if kind == "send":
+            return size / (self.inter * _NETWORK_SHARE) + _HOP
+        carried = {"all_reduce": 2.0 * size / inside, "all_to_all": size}.get(kind, size / inside)
+        far = carried * (nodes - 1) / nodes / (self.inter * _NETWORK_SHARE)
+        return max(near, far) + _HOP * np.log2(nodes) * 2
+
+    def send(self, size: float, stride: int) -> float:
+        """One message to the GPU `stride` ranks on."""
+        if size <= 0:
+            return 0.0
+        if stride < self.domain:
+            return self._inside("send", size, 2)
+        return size / (self.inter * _NETWORK_SHARE) + _HOP
+
+    def _inside(self, kind: str, size: float, ranks: int) -> float:
+        seconds = float(self.times.collective(kind, size, ranks))  # type: ignore[arg-type]
+        link = self.times.gpu.link_bandwidth or self.times.gpu.pcie_bandwidth
+        return seconds * link / self.intra if self.intra and link else seconds
+
+
+def network(gpu: Gpu, plan: TimePlan, times: KernelTimes) -> Network:
+    """The links that the plan gives, or those usual around that GPU."""
+    domain = plan.gpus_per_node or (72 if gpu.name.startswith(_NVL72) else 8)
+    known = next(((rate, source) for name, rate, source in _NICS if gpu.name.startswith(name)), _OTHER_NIC)
+    notes = []
+    if plan.gpus > domain and plan.inter_GBps is None:
+        notes.append(f"network between domains of {domain} GPUs: {known[0]:g} GB/s a GPU, {known[1]}")
+    inter = (plan.inter_GBps or known[0]) * 1e9
+    return Network(times, domain, plan.intra_GBps * 1e9 if plan.intra_GBps else None, inter, tuple(notes))

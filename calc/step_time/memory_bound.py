@@ -1,0 +1,247 @@
+"""The operators of a step that move bytes and multiply no matrices: what each program reads and writes for them.
+
+Bytes are counted operator by operator from what each program runs, for 16-bit activations: an eager operator reads its inputs
+and writes its output in memory, a fused kernel reads and writes its ends alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from calc.model.feed_forward import MLP, MoE
+from calc.model.mixers import Attention, LatentAttention, Recurrence
+from calc.model.spec import Layer
+from calc.step_time.operations import Gemm, LayerOperations, Sharding
+from calc.step_time.plan import TimePlan
+from calc.units import ceil_div
+
+
+class PerElement(NamedTuple):
+    """Bytes for each element that one operator moves forward and backward, and the kernels that it launches."""
+
+    forward: float
+    backward: float
+    forward_kernels: int
+    backward_kernels: int
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes of one operator on one rank, forward and backward, and its kernels."""
+
+    name: str
+    forward: float
+    backward: float
+    forward_kernels: int
+    backward_kernels: int
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Which operators of a layer a program fuses."""
+
+    name: str
+    norm: str
+    residual: str
+    activation: str
+    rotary: str
+    loss: str
+
+
+# Norms. eager: transformers' RMSNorm, operator by operator: to fp32, square, mean, times 1/rms, to 16 bits, times weight; its
+# backward accordingly. native: one torch kernel forward, two backward (the second reduces the weight's gradient). fused:
+# Transformer Engine's and Liger-Kernel's, whose backward keeps the weight's partial sums; compiled: Inductor joins the residual's addition.
+NORMS: Final[Mapping[str, PerElement]] = {
+    "eager": PerElement(36, 76, 8, 14),
+    "native": PerElement(4, 10, 1, 2),
+    "fused": PerElement(4, 6, 1, 2),
+    "compiled": PerElement(2, 6, 1, 2),
+}
+# y = x + f(x): reads two, writes one; the backward adds the two gradients.
+RESIDUALS: Final[Mapping[str, PerElement]] = {
+    "eager": PerElement(6, 6, 1, 1),
+    "compiled": PerElement(4, 4, 0, 0),
+}
+# silu(gate) * up. eager: two kernels forward, three backward; fused: one each way.
+GATED: Final[Mapping[str, PerElement]] = {
+    "eager": PerElement(10, 18, 2, 3),
+    "fused": PerElement(6, 10, 1, 1),
+}
+PLAIN: Final = PerElement(4, 6, 1, 1)  # one activation kernel: reads and writes, backward reads two
+COMPOSITE: Final = PerElement(34, 48, 8, 12)  # transformers' "gelu_new", eight operators
+# Rotary embedding of queries and keys. eager: x cos + rotate_half(x) sin, five operators a tensor; complex: to fp32 pairs,
+# one product, back to 16 bits; fused: one kernel a tensor.
+ROTARY: Final[Mapping[str, PerElement]] = {
+    "eager": PerElement(20, 20, 10, 10),
+    "complex": PerElement(20, 20, 6, 6),
+    "fused": PerElement(4, 4, 2, 2),
+}
+# Cross-entropy on 16-bit logits. full: to fp32, log-softmax, and their backward; fused: two passes in place; compiled: Inductor's.
+LOSSES: Final[Mapping[str, PerElement]] = {
+    "full": PerElement(18, 18, 5, 4),
+    "compiled": PerElement(6, 6, 2, 1),
+    "chunked": PerElement(18, 18, 20, 16),
+    "fused": PerElement(4, 4, 2, 1),
+}
+# Experts' rows, for each of the K copies of a token: eager: take rows, scale, add back; all-to-all: permute, sort by expert after
+# the exchange, and both undone; fused: the exchange's kernel reads and writes them itself.
+ROWS: Final[Mapping[str, PerElement]] = {
+    "eager": PerElement(14, 18, 5, 6),
+    "all-to-all": PerElement(16, 16, 4, 4),
+    "fused": PerElement(4, 4, 2, 2),
+}
+ROUTERS: Final[Mapping[str, tuple[int, int]]] = {"eager": (14, 12), "fused": (4, 3)}  # kernels of softmax, top-k, counts
+# Quantising one operand: read for the scale, read again, write it twice (as it is and transposed). Block formats need no first read.
+QUANTISED: Final[Mapping[str, float]] = {"fp8": 6.0, "fp8-block": 4.0, "mxfp8": 4.0, "nvfp4": 5.0}
+SCORES: Final = PerElement(26, 32, 5, 6)  # attention without a fused kernel: each score written, masked, softmaxed in fp32, read
+
+PROGRAMS: Final[Mapping[str, Program]] = {
+    "hf": Program("transformers, eager", "eager", "eager", "eager", "eager", "full"),
+    "liger": Program("transformers with Liger-Kernel", "fused", "eager", "fused", "fused", "fused"),
+    "torchtitan": Program("torchtitan, eager", "native", "eager", "eager", "complex", "full"),
+    "fused": Program("Megatron with Transformer Engine", "fused", "eager", "fused", "fused", "fused"),
+    "paper": Program("eager operators", "native", "eager", "eager", "eager", "full"),
+}
+COMPILED: Final = Program("torch.compile", "compiled", "compiled", "fused", "fused", "compiled")
+
+
+def program_of(plan: TimePlan) -> Program:
+    """The program whose operators run."""
+    return COMPILED if plan.compiled and plan.implementation != "fused" else PROGRAMS[plan.implementation]
+
+
+def layer_traffic(operations: LayerOperations, plan: TimePlan, sharding: Sharding) -> tuple[Traffic, ...]:
+    """The memory-bound operators of one layer on one rank."""
+    layer, program = operations.kind, program_of(plan)
+    width = 2 if plan.recipe == "fp32" else 1  # activations of 4 bytes
+    found = [*_norms(layer, program, sharding), *_mixing(operations, plan, program, sharding)]
+    found += _feed_forward(layer, plan, program, sharding)
+    found += _quantised(operations.gemms, plan)
+    found += _biases(operations.gemms)
+    return tuple(
+        Traffic(one.name, one.forward * width, one.backward * width, one.forward_kernels, one.backward_kernels)
+        for one in found
+    )
+
+
+def _moved(name: str, elements: float, each: PerElement) -> Traffic:
+    return Traffic(
+        name, elements * each.forward, elements * each.backward, each.forward_kernels, each.backward_kernels
+    )
+
+
+def _norms(layer: Layer, program: Program, sharding: Sharding) -> Iterator[Traffic]:
+    for norm in layer.norms:
+        yield _moved("norm", sharding.between * norm.size.size, _norm_kind(program, norm.style))
+    hidden = _hidden(layer)
+    branches = sum((layer.mixer is not None, layer.feed_forward is not None, layer.cross is not None))
+    for _ in range(branches):
+        yield _moved("residual", sharding.between * hidden, RESIDUALS[program.residual])
+
+
+def _norm_kind(program: Program, style: str) -> PerElement:
+    return NORMS["native" if program.norm == "eager" and style == "native" else program.norm]
+
+
+def _hidden(layer: Layer) -> int:
+    return next((norm.size.size for norm in layer.norms), 0) or getattr(
+        layer.mixer or layer.feed_forward, "hidden_size", 0
+    )
+
+
+def _mixing(
+    operations: LayerOperations, plan: TimePlan, program: Program, sharding: Sharding
+) -> Iterator[Traffic]:
+    tokens = sharding.tokens
+    for mixer in operations.kind.mixers:
+        if isinstance(mixer, Recurrence):
+            yield Traffic("recurrence", 4.0 * tokens * mixer.saved.size, 8.0 * tokens * mixer.saved.size, 4, 6)
+            continue
+        heads, kv = mixer.num_attention_heads / sharding.tp, max(1.0, mixer.num_key_value_heads / sharding.tp)
+        if isinstance(mixer, Attention):
+            turned = (heads + kv) * mixer.head_dim if mixer.rotary else 0.0
+            for norm, count in ((mixer.q_norm, heads), (mixer.k_norm, kv)):
+                if norm:
+                    per_head = norm.size.size == mixer.head_dim
+                    size = count * mixer.head_dim if per_head else norm.size.size
+                    yield _moved("norm", tokens * size, _norm_kind(program, norm.style))
+        else:
+            rope = getattr(mixer, "qk_rope_head_dim", 0)
+            turned = (heads + 1) * rope
+        if isinstance(mixer, LatentAttention):
+            for norm in mixer.norms:
+                yield _moved("norm", sharding.between * norm.size.size, _norm_kind(program, norm.style))
+            # keys are put together from the latent's part and the rotary part, values are split off
+            joined = heads * (mixer.head_dim + mixer.v_head_dim)
+            yield Traffic("latent_heads", 4.0 * tokens * joined, 4.0 * tokens * joined, 2, 3)
+        if turned:
+            yield _moved("rotary", tokens * turned, ROTARY[program.rotary])
+        if plan.implementation != "fused":
+            size = tokens * heads * getattr(mixer, "v_head_dim", mixer.head_dim)
+            yield Traffic("transpose", 4.0 * size, 4.0 * size, 1, 1)
+    for core in operations.cores:
+        if plan.attention_program == "unfused":
+            scores = plan.sequences * core.heads * core.seq * core.seq / core.cp
+            yield _moved("scores", scores, SCORES)
+
+
+def _feed_forward(layer: Layer, plan: TimePlan, program: Program, sharding: Sharding) -> Iterator[Traffic]:
+    feed = layer.feed_forward
+    if isinstance(feed, MLP):
+        yield _activation(feed, sharding.tokens, program, sharding)
+    elif isinstance(feed, MoE):
+        rows = sharding.between * feed.num_experts_per_tok * plan.expert_skew
+        eager = plan.implementation != "fused"
+        kernels = ROUTERS["eager" if eager else "fused"]
+        scores = 4.0 * sharding.between * feed.num_experts
+        yield Traffic("router", 4 * scores, 4 * scores, *kernels)
+        exchange = "fused" if plan.ep_dispatch == "fused" else "eager" if eager else "all-to-all"
+        yield _moved("permutation", rows * feed.hidden_size, ROWS[exchange])
+        per_rank = sharding.tokens * feed.num_experts_per_tok * plan.expert_skew
+        yield _activation(feed.expert, per_rank, program, sharding)
+        if feed.shared:
+            yield _activation(feed.shared, sharding.tokens, program, sharding)
+
+
+def _activation(mlp: MLP, tokens: float, program: Program, sharding: Sharding) -> Traffic:
+    if mlp.gated:
+        kind = GATED[program.activation]
+    else:
+        kind = COMPOSITE if mlp.activation == "gelu_new" and program.activation == "eager" else PLAIN
+    return _moved("activation", tokens * ceil_div(mlp.intermediate_size, sharding.tp), kind)
+
+
+def quantised_format(plan: TimePlan) -> str | None:
+    """The format below 16 bits that the layers' products take, which each operand is cast to; None for 16 and 32 bits."""
+    return plan.compute_format if plan.compute_format in QUANTISED else None
+
+
+def _quantised(gemms: tuple[Gemm, ...], plan: TimePlan) -> Iterator[Traffic]:
+    """Casts of each product's input, and in backward of its output's gradient. Weights are cast once a step."""
+    name = quantised_format(plan)
+    if name is None:
+        return
+    each, kernels = QUANTISED[name], 2 if name == "fp8" else 1
+    for gemm in gemms:
+        if takes_low_precision(gemm):
+            yield Traffic(
+                "quantise",
+                each * gemm.m * gemm.k * gemm.groups,
+                each * gemm.m * gemm.n * gemm.groups,
+                kernels * gemm.groups,
+                kernels * gemm.groups,
+            )
+
+
+def takes_low_precision(gemm: Gemm) -> bool:
+    """Whether a product runs in the plan's narrow format: routers and heads stay in 16 bits (Transformer Engine, torchao)."""
+    return gemm.part not in ("router", "head") and min(gemm.n, gemm.k) >= 128
+
+
+def _biases(gemms: tuple[Gemm, ...]) -> Iterator[Traffic]:
+    """A bias is added in the product's epilogue; its gradient sums the output's gradient once more."""
+    for gemm in gemms:
+        if gemm.bias:
+            yield Traffic("bias", 0.0, 2.0 * gemm.m * gemm.n, 0, 1)

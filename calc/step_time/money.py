@@ -1,0 +1,84 @@
+"""Price, energy, carbon, failures and checkpoints of a run whose step time is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+from typing import Final
+
+from calc.hardware import Gpu
+from calc.step_time.plan import TimePlan
+
+# US dollars a GPU-hour on demand, as public price lists of single providers showed them; a reader's own price takes their place
+_PRICES: Final = (
+    ("gb300", 0.0, ""),
+    ("gb200", 0.0, ""),
+    ("b200", 4.99, "Lambda, 8x B200 on demand, price list of 2025-10"),
+    ("h200", 3.79, "Nebius, H200 on demand, price list of 2025-10"),
+    ("h100-sxm", 2.99, "Lambda, 8x H100 SXM on demand, price list of 2025-10"),
+    ("a100-sxm-80gb", 1.79, "Lambda, 8x A100 80 GB on demand, price list of 2025-10"),
+    ("a100-sxm-40gb", 1.29, "Lambda, 8x A100 40 GB on demand, price list of 2025-10"),
+    ("mi300x", 1.99, "RunPod, MI300X secure cloud, price list of 2025-10"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """US dollars a GPU-hour and where they are from; None where nobody says."""
+
+    dollars: float | None
+    source: str
+
+
+def price_of(gpu: Gpu, plan: TimePlan) -> Price:
+    """The user's price, or a public one."""
+    if plan.price_per_gpu_hour is not None:
+        return Price(plan.price_per_gpu_hour or None, "given")
+    for name, dollars, source in _PRICES:
+        if gpu.name.startswith(name) and dollars:
+            return Price(dollars, source)
+    return Price(None, f"no price of {gpu.name} is known: --price-per-gpu-hour gives one")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A whole run. `checkpoint_seconds` is what writing one takes, `interval_seconds` the best time between two, `useful` the
+    share of the time that is neither written, lost nor repeated (1 where nothing fails)."""
+
+    seconds: float
+    gpu_hours: float
+    cost: float | None
+    energy_kwh: float | None
+    carbon_kg: float | None
+    failures: float
+    checkpoint_seconds: float
+    interval_seconds: float
+    useful: float
+
+
+def run_of(plan: TimePlan, gpu: Gpu, step_seconds: float, state_bytes: float, price: Price) -> Run:
+    """Time, money and energy of `plan.tokens` (or of one step). `state_bytes` is what each GPU writes of a checkpoint.
+
+    The interval is Young's, sqrt(2 · checkpoint · mean time between failures), refined by Daly's first-order term (Daly, FGCS 22(3),
+    2006): minus the checkpoint. Lost to it: one checkpoint an interval, and half an interval a failure.
+    """
+    steps = max(1.0, plan.tokens / plan.tokens_of_step)
+    seconds = steps * step_seconds
+    between = plan.gpu_failure_hours * 3600 / plan.gpus
+    writes = state_bytes / (plan.checkpoint_GBps * 1e9)
+    interval = max(writes, sqrt(2 * writes * between) - writes)
+    useful = max(0.0, 1 - writes / (interval + writes) - (interval / 2) / between) if interval else 1.0
+    hours = seconds * plan.gpus / 3600
+    power = gpu.board_power
+    energy = hours * power / 1000 * plan.power_utilization * plan.pue if power else None
+    return Run(
+        seconds,
+        hours,
+        hours * price.dollars if price.dollars is not None else None,
+        energy,
+        energy * plan.grid_intensity if energy is not None else None,
+        seconds / between,
+        writes,
+        interval,
+        useful,
+    )

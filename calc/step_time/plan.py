@@ -1,0 +1,141 @@
+"""What a user says about a training step's time: the flags of `train`, the machine around the GPU, and the run's length and price."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from calc.errors import InputError
+from calc.training import TrainingPlan
+from calc.units import whole_number
+
+Format = Literal["bf16", "fp16", "fp32", "fp8", "fp8-block", "mxfp8", "nvfp4"]
+AttentionKernel = Literal["flash-1", "flash-2", "flash-3", "cudnn", "unfused"]
+CudaGraphs = Literal["none", "attention", "full"]
+
+RECOMPUTABLE = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
+
+
+def _names(value: object) -> object:
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+class TimePlan(TrainingPlan):
+    """One training step as `train` describes it, on a machine, by a program that fuses more or less."""
+
+    matmul: Format | None = Field(
+        None,
+        description="number format of the layers' matrix products; left out: the recipe's (fp8: scales per tensor)",
+    )
+    attention_kernel: AttentionKernel | None = Field(
+        None,
+        description="attention's program; left out: cudnn with implementation fused, unfused with attention eager, else flash-2",
+    )
+    compiled: bool = Field(False, description="torch.compile fuses the memory-bound operators of each layer")
+    cuda_graphs: CudaGraphs = Field(
+        "none", description="what CUDA graphs replay without the host: nothing, all but the experts, or the whole step"
+    )
+    recompute_modules: Annotated[tuple[str, ...], BeforeValidator(_names)] = Field(
+        (),
+        description="modules that the backward computes again (Megatron's names, with commas): " + ", ".join(RECOMPUTABLE),
+    )
+    tp_overlap: bool | None = Field(
+        None, description="tensor parallelism's collectives run beside the products; left out: only with implementation fused"
+    )
+    reduce_format: Literal["bf16", "fp32"] | None = Field(
+        None, description="format in which gradients are reduced; left out: fp32 where the recipe keeps them so, else bf16"
+    )
+    ep_dispatch: Literal["all-to-all", "fused"] = Field(
+        "all-to-all",
+        description="experts' exchange: NCCL's with permutations of their own, or one kernel (DeepEP, HybridEP)",
+    )
+    expert_skew: float = Field(
+        1.0, ge=1, le=64, description="tokens of the busiest rank's experts over the mean; 1: balanced"
+    )
+    times: Literal["measured", "calibrated", "roofline"] = Field(
+        "measured", description="kernel times: public tables, your own GPU's, or the data sheet's peaks"
+    )
+    gpus_per_node: int | None = Field(
+        None, ge=1, le=1024, description="GPUs of one NVLink or PCIe domain; left out: the usual number of that GPU"
+    )
+    intra_GBps: float | None = Field(
+        None, gt=0, le=1e6, description="link of one GPU inside the domain, one way, in GB/s; left out: the data sheet's"
+    )
+    inter_GBps: float | None = Field(
+        None, gt=0, le=1e6, description="network of one GPU between domains, one way, in GB/s; left out: the usual NIC's"
+    )
+    tokens: Annotated[int, BeforeValidator(whole_number)] = Field(
+        0, ge=0, le=10**18, description="tokens of the whole run, such as 2e12; 0: one step"
+    )
+    price_per_gpu_hour: float | None = Field(
+        None, ge=0, le=1e6, description="price of a GPU-hour; left out: a dated public price of that GPU, where there is one"
+    )
+    power_utilization: float = Field(1.0, gt=0, le=1, description="power drawn, a share of the board power")
+    pue: float = Field(1.1, ge=1, le=5, description="power usage effectiveness of the data centre (LLaMA paper: 1.1)")
+    grid_intensity: float = Field(
+        0.385, ge=0, le=2, description="kg of CO2 equivalent for a kWh (LLaMA paper: the US mean of 0.385)"
+    )
+    gpu_failure_hours: float = Field(
+        50_000.0,
+        gt=0,
+        le=1e9,
+        description="hours between failures of one GPU (Llama 3, arXiv 2407.21783: 419 in 54 days on 16,384)",
+    )
+    checkpoint_GBps: float = Field(
+        2.0, gt=0, le=1e5, description="GB/s at which each GPU writes its share of a checkpoint"
+    )
+
+    @model_validator(mode="after")
+    def _known_modules(self) -> Self:
+        for name in self.recompute_modules:
+            if name not in RECOMPUTABLE:
+                raise InputError.of("recompute_modules", name, f"it must be one of {', '.join(RECOMPUTABLE)}")
+        if self.recompute_modules and self.recompute == "full":
+            raise InputError.of("recompute_modules", ",".join(self.recompute_modules), "recompute full repeats all of them")
+        return self
+
+    @cached_property
+    def compute_format(self) -> Format:
+        """The number format of the layers' matrix products."""
+        if self.matmul is not None:
+            return self.matmul
+        by_recipe: dict[str, Format] = {"fp32": "fp32", "fp8": "fp8", "mixed-16": "fp16", "megatron-fp16": "fp16"}
+        return by_recipe.get(self.recipe, "bf16")
+
+    @cached_property
+    def attention_program(self) -> AttentionKernel:
+        """Whose attention kernel runs."""
+        if self.attention_kernel is not None:
+            return self.attention_kernel
+        if self.attention == "eager":
+            return "unfused"
+        return "cudnn" if self.implementation == "fused" else "flash-2"
+
+    @property
+    def overlaps_tp(self) -> bool:
+        """Whether tensor parallelism's collectives run beside the products that they serve."""
+        return self.implementation == "fused" if self.tp_overlap is None else self.tp_overlap
+
+    @cached_property
+    def tokens_of_rank(self) -> int:
+        """Tokens of one micro-batch that a rank holds (each tensor-parallel rank sees all of them in its products)."""
+        return self.sequences * self.seq // self.cp
+
+    @property
+    def tokens_of_step(self) -> int:
+        """Tokens of one optimizer step over all ranks."""
+        return self.batch * self.seq * (2 if self.objective == "dpo" else 1)
+
+    @property
+    def idle(self) -> dict[str, str]:
+        """Fields that change nothing beside the others, each with the reason. Memory alone is `train`'s question."""
+        reasons = dict(super().idle)
+        if not self.tp > 1:
+            reasons["tp_overlap"] = "tp is 1"
+        if self.ep == 1:
+            reasons |= {"ep_dispatch": "ep is 1"}
+        for name in ("context_mib", "nccl_mib", "workspace_mib", "fragmentation_percent"):
+            reasons[name] = "it is memory beside the step's tensors, which takes no time"
+        return reasons

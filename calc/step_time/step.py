@@ -1,0 +1,263 @@
+"""One training step: the seconds of every pipeline rank, and the parts of the busiest one, which sum to the step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
+
+from calc.hardware import Gpu
+from calc.kernel_times import KernelTimes, kernel_times
+from calc.model.spec import ModelSpec
+from calc.step_time.communication import DataParallel, LayerCommunication, data_parallel, layer_communication
+from calc.step_time.layer_times import LayerSeconds, LayerTimer, Seconds
+from calc.step_time.machine import OVERLAP_SLOWDOWN, Network, network
+from calc.step_time.memory_bound import LOSSES, Traffic, program_of
+from calc.step_time.operations import LayerOperations, Sharding, end_parameters, head_gemms, stack_operations
+from calc.step_time.optimizer import HOST_ADAM, offload_bytes, optimizer_bytes
+from calc.step_time.pipelining import layers_of_ranks, pipeline_bubble
+from calc.step_time.plan import TimePlan
+
+# shares of the launches that the host still pays with CUDA graphs: of the experts' kernels, and of all others
+_LAUNCHED: Final[Mapping[str, tuple[float, float]]] = {"none": (1.0, 1.0), "attention": (1.0, 0.0), "full": (0.0, 0.0)}
+_NOTHING: Final = Seconds()
+
+
+@dataclass(frozen=True, slots=True)
+class RankSeconds:
+    """One micro-batch on one pipeline rank."""
+
+    rank: int
+    layers: LayerSeconds  # of all its layers
+    ends: LayerSeconds  # of the embedding, the head and the loss where it holds them
+    exposed: dict[str, float]  # seconds of communication that nothing hides, forward and backward, by group
+    exposed_forward: float
+    hidden: float
+    host: float
+    host_forward: float
+    shared: DataParallel
+    parameters: float  # of its shard of the optimizer's states
+
+    @property
+    def forward(self) -> float:
+        """What a pipeline schedules as F."""
+        return self.layers.forward.total + self.ends.forward.total + self.exposed_forward + self.host_forward
+
+    @property
+    def weight_gradient(self) -> float:
+        """What a zero-bubble pipeline schedules as W."""
+        return self.layers.weight_gradient.total + self.ends.weight_gradient.total
+
+    @property
+    def total(self) -> float:
+        """Seconds of one micro-batch, the slowing by overlapped communication apart."""
+        passes = (
+            each
+            for part in (self.layers, self.ends)
+            for each in (part.forward, part.input_gradient, part.weight_gradient, part.again)
+        )
+        return sum(one.total for one in passes) + sum(self.exposed.values()) + self.host
+
+    @property
+    def whole(self) -> float:
+        """Seconds of one micro-batch with that slowing."""
+        return self.total + OVERLAP_SLOWDOWN * self.hidden
+
+
+class Step:
+    """A plan's step on a GPU; each part is worked out when it is first asked for."""
+
+    def __init__(self, spec: ModelSpec, plan: TimePlan, gpu: Gpu) -> None:
+        self.spec, self.plan, self.gpu = spec, plan, gpu
+        self.kernels: KernelTimes = kernel_times(gpu, plan.times, engine="trtllm")
+        self.network: Network = network(gpu, plan, self.kernels)
+        joins = plan.implementation == "fused"
+        self.sharding = Sharding(plan.tokens_of_rank, plan.tp, plan.cp, plan.ep, plan.sharded_sequence, joins)
+        self.timer = LayerTimer(gpu, plan, self.kernels, self.sharding)
+
+    @cached_property
+    def operations(self) -> tuple[LayerOperations, ...]:
+        """The operations of each kind of layer."""
+        return stack_operations(self.spec, self.plan.seq, self.sharding)
+
+    @cached_property
+    def kinds(self) -> tuple[LayerSeconds, ...]:
+        """Device seconds of each kind of layer."""
+        return tuple(self.timer.layer(one) for one in self.operations)
+
+    @cached_property
+    def exchanged(self) -> tuple[LayerCommunication, ...]:
+        """Communication of each kind of layer."""
+        return tuple(
+            layer_communication(one, seconds, self.plan, self.network, self.sharding)
+            for one, seconds in zip(self.operations, self.kinds, strict=True)
+        )
+
+    @cached_property
+    def head(self) -> LayerSeconds:
+        """The output head with its loss."""
+        gemms = head_gemms(self.spec, self.sharding)
+        loss = None
+        if gemms:
+            each = LOSSES[self.plan.loss or program_of(self.plan).loss]
+            logits = float(gemms[0].m) * gemms[0].n
+            loss = Traffic("loss", logits * each.forward, logits * each.backward, each[2], each[3])
+        return self.timer.head(gemms, loss)
+
+    @cached_property
+    def embedding(self) -> LayerSeconds:
+        """The look-up, and its gradient: zeros for the whole table, then rows added."""
+        rows = 2.0 * self.sharding.between * self.spec.hidden_size
+        table = 2.0 * self.spec.vocab_size / self.plan.tp * self.spec.hidden_size
+        forward = float(self.kernels.memory_bound(2 * rows))
+        backward = float(self.kernels.memory_bound(3 * rows + table)) if self.plan.method == "full" else 0.0
+        return LayerSeconds(
+            Seconds({"memory_bound": forward}, 1), Seconds({"memory_bound": backward}, 2), _NOTHING, _NOTHING
+        )
+
+    @cached_property
+    def ranks(self) -> tuple[RankSeconds, ...]:
+        """Every rank of the pipeline."""
+        held = layers_of_ranks(self.plan, self.spec)
+        made: dict[tuple[object, ...], RankSeconds] = {}
+        found = []
+        for rank, (counts, first, last) in enumerate(held):
+            key = (tuple(sorted(counts.items())), first, last)
+            if key not in made:
+                made[key] = self._rank(rank, counts, first, last)
+            found.append(made[key])
+        return tuple(found)
+
+    def _rank(self, rank: int, counts: Counter[int], first: bool, last: bool) -> RankSeconds:
+        layers = _summed([(self.kinds[kind], count) for kind, count in counts.items()])
+        ends = _summed([(self.embedding, 1)] * first + [(self.head, 1)] * last)
+        exposed: dict[str, float] = {}
+        ahead = hidden = 0.0
+        for kind, count in counts.items():
+            one = self.exchanged[kind]
+            hidden += count * one.hidden
+            ahead += count * sum(one.exposed_forward.values())
+            for part in (one.exposed_forward, one.exposed_backward):
+                for name, value in part.items():
+                    exposed[name] = exposed.get(name, 0.0) + count * value
+        plain, experts = self._parameters(counts, first, last)
+        trained = 0.0 if self.plan.method != "full" else 1.0
+        shared = data_parallel(self.plan, self.network, plain, experts, counts.total() + first + last, trained)
+        work_forward = layers.forward.total + ends.forward.total
+        work_backward = sum(
+            part.input_gradient.total + part.weight_gradient.total + part.again.total for part in (layers, ends)
+        )
+        if shared.forward or shared.backward:
+            out_forward = max(0.0, shared.forward - work_forward) + shared.first
+            out_backward = max(0.0, shared.backward - work_backward)
+            hidden += min(shared.forward, work_forward) + min(shared.backward, work_backward)
+            copied = float(self.kernels.memory_bound(shared.copies)) if shared.copies else 0.0
+            exposed["data"] = out_forward + out_backward + copied
+            ahead += out_forward
+        host_forward, host = self._host(layers, ends, work_forward, work_backward, exposed, ahead)
+        own = self._own(plain, experts)
+        return RankSeconds(rank, layers, ends, exposed, ahead, hidden, host, host_forward, shared, own)
+
+    def _parameters(self, counts: Counter[int], first: bool, last: bool) -> tuple[float, float]:
+        ends = end_parameters(self.spec, self.plan.tp)
+        plain = float(ends[0] * first + ends[1] * last)
+        if first and last and self.spec.tied:
+            plain -= self.spec.vocab_size // self.plan.tp * self.spec.hidden_size
+        experts = 0.0
+        for kind, count in counts.items():
+            plain += count * self.operations[kind].parameters
+            experts += count * self.operations[kind].expert_parameters
+        return plain, experts
+
+    def _own(self, plain: float, experts: float) -> float:
+        """Parameters whose states the rank updates."""
+        if self.plan.method != "full":
+            return 0.0  # adapters are below a percent of the weights
+        if not self.plan.zero:
+            return plain + experts
+        return plain / self.plan.shards + experts / max(1, self.plan.expert_shards)
+
+    def _host(
+        self,
+        layers: LayerSeconds,
+        ends: LayerSeconds,
+        work_forward: float,
+        work_backward: float,
+        exposed: dict[str, float],
+        ahead: float,
+    ) -> tuple[float, float]:
+        """What the host's launches take beyond the device's work, in forward and in both directions."""
+        of_experts, of_others = _LAUNCHED[self.plan.cuda_graphs]
+        each = self.kernels.eager_launch
+
+        def launches(*passes: Seconds) -> float:
+            return each * sum(of_others * one.kernels + of_experts * one.expert_kernels for one in passes)
+
+        forward = launches(layers.forward, ends.forward)
+        backward = launches(
+            *(one for part in (layers, ends) for one in (part.input_gradient, part.weight_gradient, part.again))
+        )
+        behind = sum(exposed.values()) - ahead
+        late_forward = max(0.0, forward - work_forward - ahead)
+        late_backward = max(0.0, backward - work_backward - behind)
+        return late_forward, late_forward + late_backward
+
+    @cached_property
+    def busiest(self) -> RankSeconds:
+        """The rank that the others wait for."""
+        return max(self.ranks, key=lambda rank: rank.whole)
+
+    @cached_property
+    def bubble(self) -> float:
+        """Seconds that the busiest rank waits for others while the pipeline fills and drains."""
+        return pipeline_bubble(self.plan, self.ranks)
+
+    @cached_property
+    def sends(self) -> float:
+        """Exposed sends: those of the first micro-batch down the pipeline and of the last one back; the others run beside work."""
+        plan = self.plan
+        if plan.pp == 1:
+            return 0.0
+        size = 2.0 * self.sharding.between * self.spec.hidden_size
+        once = self.network.send(size, plan.tp * plan.cp * plan.dp)
+        return 2 * (plan.pp * plan.virtual_stages - 1) * once
+
+    @cached_property
+    def optimizer(self) -> float:
+        """The optimizer's step on the device, or on the host where its states live."""
+        own = self.busiest.parameters
+        if self.plan.offload != "none":
+            return own * HOST_ADAM
+        moved = own * optimizer_bytes(self.plan)
+        if self.plan.compute_format in ("fp8", "fp8-block", "mxfp8", "nvfp4"):
+            moved += own * 4.0  # the weights are cast once a step
+        return float(self.kernels.memory_bound(moved)) if moved else 0.0
+
+    @cached_property
+    def transfers(self) -> float:
+        """Seconds between device and host for what is offloaded: half of them overlap the backward at best, none is counted so."""
+        moved = self.busiest.parameters * offload_bytes(self.plan)
+        rate = self.gpu.pcie_bandwidth or 16e9
+        if self.plan.nvme:
+            rate = min(rate, (self.plan.nvme_GBps or 1.6) * 1e9)
+        return moved / rate
+
+    @cached_property
+    def reduced(self) -> tuple[float, float]:
+        """Exposed and hidden seconds of the collectives that a step runs once: behind the last backward, and the next first forward."""
+        shared, rank = self.busiest.shared, self.busiest
+        backward = rank.total - rank.forward
+        hidden = min(shared.reduce_once, backward) + min(shared.gather_once, rank.forward)
+        return shared.reduce_once + shared.gather_once - hidden, hidden
+
+
+def _summed(parts: list[tuple[LayerSeconds, int]]) -> LayerSeconds:
+    forward = inputs = weights = again = _NOTHING
+    for one, count in parts:
+        forward += one.forward.times(count)
+        inputs += one.input_gradient.times(count)
+        weights += one.weight_gradient.times(count)
+        again += one.again.times(count)
+    return LayerSeconds(forward, inputs, weights, again)

@@ -1,0 +1,423 @@
+"""Published throughput of training runs against the predicted step: which plan each row stands for, and the errors.
+
+A row's plan follows from what its source says of model, GPUs, number formats, sharding, recomputation and program; it is decided
+before its prediction is looked at. Rows that leave an important setting open are reported apart, with the reason.
+`python -m tests.published.training_throughput [FILE]` prints the errors.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from calc.catalogue import load_config
+from calc.hardware import Gpu, custom_gpu, gpu
+from calc.model.config import from_config
+from calc.model.feed_forward import MoE
+from calc.model.spec import ModelSpec
+from calc.step_time import TimeAnswer, TimePlan, step_time
+
+FILE = Path(__file__).parent / "training_throughput.json"
+
+# d_model, heads and layers of llm-foundry's sizes (its scripts/train/yamls)
+MPT = {
+    "125m": (768, 12, 12), "350m": (1024, 16, 24), "760m": (1536, 12, 24), "1b": (2048, 16, 24), "3b": (2560, 20, 32),
+    "7b": (4096, 32, 32), "13b": (5120, 40, 40), "30b": (7168, 56, 48), "70b": (8192, 64, 80),
+}  # fmt: skip
+NAMES = {
+    "Llama-3-8B": "meta-llama-3-8b", "Llama-3.1-8B": "meta-llama-3.1-8b", "Llama-3.1-70B": "meta-llama-3.1-70b",
+    "Llama-3-405B": "meta-llama-3.1-405b", "Llama-3.1-405B": "meta-llama-3.1-405b", "LLAMA3.1_405B": "meta-llama-3.1-405b",
+    "LLAMA3_8B": "meta-llama-3-8b", "LLAMA3_70B": "meta-llama-3-70b", "Llama-3-70B": "meta-llama-3-70b",
+    "Llama-2-7B": "llama-2-7b-hf", "Qwen3-32B": "qwen3-32b", "Qwen3_30B_a3B": "qwen3-30b-a3b", "Qwen3_235B_a22B": "qwen3-235b-a22b",
+    "DeepSeekV3": "deepseek-v3", "DeepSeek-V3": "deepseek-v3", "GPT OSS 120B": "gpt-oss-120b", "Kimi_K2": "kimi-k2-instruct",
+    "SmolLM-1.7B": "smollm2-1.7b", "Qwen3-30B-A3B": "qwen3-30b-a3b", "Qwen3_Next_80B_a3B": "qwen3-next-80b-a3b-thinking",
+}  # fmt: skip
+# what the catalogue lacks, as its own repository's config has it
+OTHERS: dict[str, dict[str, Any]] = {
+    "Llama-2-13B": {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 5120, "intermediate_size": 13824,
+        "num_attention_heads": 40, "num_hidden_layers": 40, "num_key_value_heads": 40, "vocab_size": 32000,
+        "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+    },
+    "Llama-2-70B": {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672,
+        "num_attention_heads": 64, "num_hidden_layers": 80, "num_key_value_heads": 8, "vocab_size": 32000,
+        "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+    },
+    "DeepSeek-V2": {
+        "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "hidden_size": 5120, "intermediate_size": 12288,
+        "moe_intermediate_size": 1536, "num_attention_heads": 128, "num_key_value_heads": 128, "num_hidden_layers": 60,
+        "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "n_routed_experts": 160, "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1, "moe_layer_freq": 1,
+        "n_group": 8, "topk_group": 3, "vocab_size": 102400, "max_position_embeddings": 163840, "tie_word_embeddings": False,
+    },
+    "Moonlight-16B-A3B": {
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "hidden_size": 2048, "intermediate_size": 11264,
+        "moe_intermediate_size": 1408, "num_attention_heads": 16, "num_key_value_heads": 16, "num_hidden_layers": 27,
+        "q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1, "moe_layer_freq": 1,
+        "n_group": 1, "topk_group": 1, "vocab_size": 163840, "max_position_embeddings": 8192, "tie_word_embeddings": False,
+    },
+    "DeepSeek-V3-16B (torchtitan)": {
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "hidden_size": 2048, "intermediate_size": 10944,
+        "moe_intermediate_size": 1408, "num_attention_heads": 16, "num_key_value_heads": 16, "num_hidden_layers": 27,
+        "q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1, "moe_layer_freq": 1,
+        "n_group": 1, "topk_group": 1, "vocab_size": 102400, "max_position_embeddings": 4096, "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a row asks: the model, the plan and the GPU, or why it is not predicted."""
+
+    row: dict[str, Any]
+    spec: ModelSpec | None = None
+    plan: TimePlan | None = None
+    gpu: Gpu | None = None
+    apart: str = ""  # why the row does not count: an important setting is not stated
+    skipped: str = ""  # why there is no prediction at all
+
+    @property
+    def measured(self) -> float | None:
+        """Tokens a second on one GPU."""
+        given = self.row["measured"]
+        for key in ("tokens_per_s_per_gpu", "tokens_per_s_per_gpu_vanilla_tp"):
+            if key in given:
+                return float(given[key])
+        if "step_time_ms" in given and self.plan:
+            return self.plan.tokens_of_step / (given["step_time_ms"] / 1e3) / self.plan.gpus
+        return None
+
+    @property
+    def experts(self) -> bool:
+        return bool(self.spec) and any(isinstance(kind.feed_forward, MoE) for kind in self.spec.layers.kinds)
+
+    def answer(self) -> TimeAnswer:
+        assert self.spec and self.plan
+        return step_time(self.spec, self.plan, self.gpu)
+
+    def error(self) -> float:
+        """Predicted over measured tokens a second, minus one."""
+        assert self.measured
+        return self.answer().tokens_per_s_per_gpu / self.measured - 1
+
+
+@cache
+def model(name: str, layers: int = 0, seq: int = 0) -> ModelSpec:
+    """A row's model: of the catalogue, of the configs above, or one of llm-foundry's sizes with positions for `seq` tokens."""
+    if name.startswith("MPT-"):
+        d, heads, depth = MPT[name.removeprefix("MPT-")]
+        config: dict[str, Any] = {
+            "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": d, "n_head": heads, "n_layer": depth,
+            "n_positions": seq, "n_inner": 4 * d, "vocab_size": 50368, "activation_function": "gelu", "resid_pdrop": 0.0,
+            "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+        }  # fmt: skip
+    elif name in OTHERS:
+        config = dict(OTHERS[name])
+    else:
+        config = dict(load_config(NAMES[name]))
+    if layers:
+        config["num_hidden_layers"] = layers
+        if config.get("first_k_dense_replace"):
+            config["first_k_dense_replace"] = 1
+        config.pop("num_nextn_predict_layers", None)
+    return from_config(config, name)
+
+
+def case_of(row: dict[str, Any]) -> Case:
+    """The row's model, plan and GPU, by its source."""
+    source = row["source"]
+    if row["model"] is None:
+        return Case(row, skipped="no training step: a product, a collective or a closed form")
+    if "llm-foundry" in source:
+        return _llm_foundry(row)
+    if "performance-summary" in source or "Megatron-LM@" in source:
+        return _megatron(row)
+    if "torchtitan" in source:
+        return _torchtitan(row)
+    if "SimuMax" in source:
+        return _simumax(row)
+    if "perf-activation-recompute" in source:
+        return _moonlight(row)
+    return Case(row, skipped="the program is not one that is modelled")
+
+
+_COMPOSER_GPUS = {"h100_80gb": "h100-sxm-80gb", "a100_80gb": "a100-sxm-80gb", "a100_40gb": "a100-sxm-40gb"}
+
+
+def _llm_foundry(row: dict[str, Any]) -> Case:
+    """Composer with FSDP of 2023, eager; attention: the Triton kernel of FlashAttention-1, the script's default; its own AdamW, tensor by
+    tensor. Networks as the README states: 1600 Gb/s a node of A100s, 3200 of H100s."""
+    c = row["config"]
+    h100 = c["gpu"].startswith("h100")
+    plan = TimePlan(
+        implementation="hf",
+        recipe="fsdp-bf16",
+        matmul="fp8" if "fp8" in c["precision"] else "bf16",
+        seq=c["seq_len"],
+        dp=c["n_gpus"],
+        zero=3,
+        reshard_after_forward=c["sharding"] == "FULL_SHARD",
+        micro_batch=c["micro_batch"],
+        global_batch=c["global_batch"],
+        recompute="full" if str(c["recompute"]) == "True" else "none",
+        attention="flash",
+        attention_kernel="flash-1",
+        optimizer_kernel="loop",
+        reduce_format="bf16",
+        dropout="off",
+        inter_GBps=50.0 if h100 else 25.0,
+    )
+    if str(c.get("act_cpu_offload")) == "True":
+        return Case(row, skipped="activations on the host are not modelled")
+    return Case(row, model(row["model"], seq=c["seq_len"]), plan, gpu(_COMPOSER_GPUS[c["gpu"]]))
+
+
+_DGX = {
+    "DGX-GB300": "gb300-288gb", "DGX-GB200": "gb200-186gb", "DGX-B300": "b300-288gb", "DGX-B200": "b200-180gb", "DGX-H100": "h100-sxm-80gb",
+    "H100": "h100-sxm-80gb", "B200": "b200-180gb",
+}  # fmt: skip
+_PRECISION = {"BF16": "bf16", "FP8": "fp8", "FP8-CS": "fp8", "FP8-DS": "fp8", "MXFP8": "mxfp8", "FP8-MX": "mxfp8", "NVFP4": "nvfp4"}
+
+
+def _number(value: Any, missing: int = 1) -> int:
+    return missing if value in (None, "n/a", "", "null") else int(float(value))
+
+
+def _megatron(row: dict[str, Any]) -> Case:
+    """Megatron Core with Transformer Engine. Megatron-Bridge's performance recipes: distributed optimizer, gradients reduced in bf16,
+    tensor parallelism overlapped, experts balanced; fused dispatch (HybridEP) and partial CUDA graphs for experts, and from release
+    26.06 graphs of the whole step in MXFP8 (perf_recipes/*/common.py)."""
+    c = row["config"]
+    tp, pp, cp, ep = (_number(c.get(key)) for key in ("tp", "pp", "cp", "ep"))
+    gpus, batch, micro = int(c["n_gpus"]), int(c["global_batch"]), _number(c.get("micro_batch"))
+    vpp = _number(c.get("vpp"))
+    dp = gpus // (tp * pp * cp)
+    if row["model"] not in NAMES:
+        return Case(row, skipped=f"{row['model']} is not in the catalogue")
+    spec = model(row["model"])
+    experts = any(isinstance(kind.feed_forward, MoE) for kind in spec.layers.kinds)
+    precision = c["precision"].split()[0].upper()
+    release = re.search(r"\[(\d\d\.\d\d)", row["source"])
+    recent = bool(release) and release[1] >= "26.06"
+    graphs = "none"
+    if experts:
+        graphs = "full" if recent and precision in ("MXFP8", "FP8-MX") else "attention"
+    sharded = str(c.get("fsdp")) in ("1", "1.0")
+    plan = TimePlan(
+        implementation="fused",
+        recipe="megatron-bf16",
+        matmul=_PRECISION.get(precision, "fp8"),
+        seq=int(c["seq_len"]),
+        micro_batch=micro,
+        global_batch=batch,
+        dp=dp,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        zero=3 if sharded else 1,
+        schedule="interleaved" if vpp > 1 else "1f1b",
+        virtual_stages=vpp if pp > 1 else 1,
+        optimizer_kernel="fused",
+        reduce_format="bf16",
+        ep_dispatch="fused" if experts else "all-to-all",
+        cuda_graphs=graphs,
+        dropout="off",
+    )
+    return Case(row, spec, plan, gpu(_DGX[c["gpu"]]))
+
+
+def _titan_gpu(text: str) -> Gpu:
+    if "A100" in text:
+        return gpu("a100-sxm-80gb")
+    if "H200" in text:
+        return gpu("h200-141gb")
+    if "B200" in text:
+        return gpu("b200-180gb")
+    if "HBM2e" in text:  # a slower part of 500 W
+        return custom_gpu(memory_gib=94, GBps=2400, base=gpu("h100-sxm-80gb"))
+    return gpu("h100-sxm-80gb")
+
+
+def _torchtitan(row: dict[str, Any]) -> Case:
+    """torchtitan: FSDP2 with fp32 shards, gathered in bf16 and reduced in fp32, fused AdamW, SDPA's FlashAttention-2; eager unless the row
+    says compile."""
+    c = row["config"]
+    if row["model"] not in NAMES and row["model"] not in OTHERS:
+        return Case(row, skipped=f"{row['model']} is not in the catalogue")
+    extra = f"{c.get('extra', '')} {c.get('precision', '')} {c.get('fp8', '')}"
+    compiled = "compile" in extra or str(c.get("compile")).lower() == "true"
+    narrow = "float8" in extra or "fp8" in extra
+    tp, pp, cp, ep = (_number(c.get(key)) for key in ("tp", "pp", "cp", "ep"))
+    dp = int(c["n_gpus"]) // (tp * pp * cp)
+    shards = _number(c.get("fsdp"), dp)
+    micro = c.get("micro_batch") or 1
+    recompute = str(c.get("recompute", ""))
+    local = c.get("local_batch")
+    spec = model(row["model"])
+    plan = {
+        "implementation": "torchtitan",
+        "recipe": "fsdp-bf16",
+        "matmul": "fp8" if narrow else "bf16",
+        "seq": int(c["seq_len"]),
+        "micro_batch": int(micro),
+        "dp": dp,
+        "dp_replicate": max(1, dp // shards),
+        "tp": tp,
+        "cp": cp,
+        "ep": ep,
+        "zero": 3,
+        "recompute": "full" if recompute.startswith("full") else "none" if recompute.startswith("none") else "selective",
+        "reshard_after_forward": "never" not in str(c.get("reshard_after_forward", "")),
+        "optimizer_kernel": "fused",
+        "compiled": compiled,
+        "tp_overlap": "asynctp" in extra.lower(),
+        "dropout": "off",
+    }
+    if pp > 1:
+        return Case(row, skipped="torchtitan with pipeline stages is not modelled by the memory rules that time shares")
+    apart = []
+    if "micro_batch" not in c and not local:
+        apart.append("micro-batch not stated")
+    if "HBM2e" in str(c["gpu"]):
+        apart.append("a part of 500 W that no table knows")
+    if "SimpleFSDP" in str(c.get("impl", "")):
+        apart.append("another FSDP than the one that is modelled")
+    if "likely" in recompute or not recompute:
+        apart.append("recomputation not stated")
+    if "selective layer" in recompute:
+        apart.append("recomputes every second layer, which the plan does not express")
+    return Case(row, spec, TimePlan(**plan), _titan_gpu(str(c["gpu"])), "; ".join(apart))
+
+
+def _simumax(row: dict[str, Any]) -> Case:
+    """Megatron-LM with Transformer Engine 2.11 on one node of B200s; overlap of gradients and tensor parallelism as its scripts leave them."""
+    c = row["config"]
+    name = row["model"].split(" dims")[0]
+    spec = model(name, layers=int(c["layers"]))
+    micro, count = int(c["micro_batch"]), int(c["num_microbatches"])
+    plan = TimePlan(
+        implementation="fused",
+        recipe="megatron-bf16",
+        seq=int(c["seq_len"]),
+        micro_batch=micro,
+        global_batch=micro * count * int(c["dp"]),
+        dp=int(c["dp"]),
+        tp=int(c["tp"]),
+        pp=int(c["pp"]),
+        cp=int(c["cp"]),
+        ep=int(c["ep"]),
+        zero=1,
+        optimizer_kernel="fused",
+        tp_overlap=False,
+        dropout="off",
+    )
+    return Case(row, spec, plan, gpu("b200-180gb"))
+
+
+def _moonlight(row: dict[str, Any]) -> Case:
+    """Megatron-Bridge's recompute study: experts over all eight GPUs, which lie across the tensor-parallel pairs."""
+    c = row["config"]
+    spec = model(row["model"])
+    chosen = c["recompute_modules"]
+    plan = TimePlan(
+        implementation="fused",
+        recipe="megatron-bf16",
+        seq=int(c["seq_len"]),
+        micro_batch=int(c["micro_batch"]),
+        global_batch=int(c["global_batch"]),
+        dp=4,
+        tp=2,
+        ep=4,
+        zero=1,
+        optimizer_kernel="fused",
+        recompute_modules=() if chosen == "none" else tuple(chosen.split("+")),
+        tp_overlap=False,
+        dropout="off",
+    )
+    return Case(row, spec, plan, gpu("h100-sxm-80gb"), "experts over tp x dp (ETP 1), which the plan does not express; run as ep 4 with tp 2")
+
+
+def cases(path: Path = FILE) -> list[Case]:
+    return [case_of(row) for row in json.loads(path.read_text(encoding="utf-8"))]
+
+
+def counted(found: list[Case]) -> list[Case]:
+    """The rows that count: predicted, high confidence, nothing important left open."""
+    return [one for one in found if one.plan and not one.apart and one.row["confidence"] == "high" and one.measured]
+
+
+def percentile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def family(case: Case) -> str:
+    source = case.row["source"]
+    if "llm-foundry" in source:
+        return "llm-foundry " + source.split("[")[1].rstrip("]")[:20]
+    if "performance-summary" in source:
+        return "Megatron-Bridge " + source.split("[")[1][:8]
+    return source.removeprefix("github ")[:44]
+
+
+def pairs(found: list[Case]) -> list[tuple[Case, Case, bool]]:
+    """Pairs of one source, model, GPU, count, sequence and precision with two layouts that differ by over 3 %: whether ranked right."""
+    made = []
+    for a, b in combinations(found, 2):
+        ca, cb = a.row["config"], b.row["config"]
+        same = a.row["model"] == b.row["model"] and all(
+            str(ca.get(key)) == str(cb.get(key)) for key in ("gpu", "n_gpus", "seq_len", "precision", "layers")
+        )
+        if not same or family(a).split()[0] != family(b).split()[0] or a.plan == b.plan:
+            continue
+        if abs(a.measured / b.measured - 1) < 0.03:
+            continue
+        ours = a.answer().tokens_per_s_per_gpu > b.answer().tokens_per_s_per_gpu
+        made.append((a, b, ours == (a.measured > b.measured)))
+    return made
+
+
+def main(path: Path = FILE) -> None:
+    found = cases(path)
+    good = counted(found)
+    groups: dict[str, list[Case]] = {}
+    for one in found:
+        if one.plan and one.measured:
+            try:
+                one.error()
+            except ValueError as error:
+                print(one.row["id"], error)
+                good = [g for g in good if g is not one]
+                continue
+            mark = "" if one in good else f"   (apart: {one.apart or one.row['confidence']})"
+            print(f"{one.row['id']:44} {one.row['model'][:22]:22} {one.measured:9.0f} {100 * one.error():+7.1f} %{mark}")
+    for one in found:
+        if one.skipped and one.row["model"]:
+            print(f"{one.row['id']:44} not predicted: {one.skipped}")
+    for one in good:
+        groups.setdefault(family(one), []).append(one)
+    for name, members in {**groups, "dense": [c for c in good if not c.experts], "experts": [c for c in good if c.experts]}.items():
+        errors = [one.error() for one in members]
+        sizes = [abs(error) for error in errors]
+        print(f"{name:40} {len(members):4} rows  mean {100 * sum(errors) / len(errors):+6.1f}  median {100 * median(sizes):5.1f}  p90 {100 * percentile(sizes, 0.9):5.1f}")
+    ranked = pairs(good)
+    right = sum(ok for _, _, ok in ranked)
+    print(f"pairs of layouts ranked right: {right} of {len(ranked)}")
+    for a, b, ok in ranked:
+        if not ok:
+            print("   wrong:", a.row["id"], b.row["id"])
+
+
+if __name__ == "__main__":
+    main(*(Path(word) for word in sys.argv[1:]))
