@@ -87,7 +87,9 @@ _TABLE = (
     ),
     Command("serve", "KV cache, weights and what fits when serving", "calc.serving", "ServingPlan", "serve"),
     Command("compute", "FLOPs, training time, cost and energy", "calc.compute", "ComputePlan", "compute"),
-    Command("time", "seconds of a training step, by part, and what a run costs", "calc.step_time", "TimePlan", "step_time"),
+    Command(
+        "time", "seconds of a training step, by part, and what a run costs", "calc.step_time", "TimePlan", "step_time"
+    ),
     Command(
         "pipeline",
         "utilisation and timeline of a pipeline schedule",

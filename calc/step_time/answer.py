@@ -143,7 +143,11 @@ class TimeAnswer:
             yield Component("exposed_communication", children=sent)
         exposed, hidden = step.reduced
         if exposed:
-            yield _once("exposed_gradients_and_weights", exposed, "reduced behind the last backward, gathered behind the next forward")
+            yield _once(
+                "exposed_gradients_and_weights",
+                exposed,
+                "reduced behind the last backward, gathered behind the next forward",
+            )
         if rank.hidden:
             slow = OVERLAP_SLOWDOWN * rank.hidden
             yield _leaf("slowed_by_overlap", m, slow, OVERLAP_SOURCE)
@@ -154,7 +158,11 @@ class TimeAnswer:
         if self.plan.pp > 1:
             yield _once("bubble", step.bubble, f"schedule {self.plan.schedule} with each rank's own seconds")
             yield _once("exposed_sends", step.sends, "sends between stages while the pipeline fills and drains")
-        yield _once("optimizer", step.optimizer, "bytes of states, weights and gradients of the rank's shard, or the host's Adam")
+        yield _once(
+            "optimizer",
+            step.optimizer,
+            "bytes of states, weights and gradients of the rank's shard, or the host's Adam",
+        )
         if self.plan.offload != "none":
             yield _once("transfers", step.transfers, "gradients and weights between device and host (arXiv 2101.06840)")
 
@@ -189,9 +197,7 @@ def _passes(name: str, part: LayerSeconds, m: int) -> Iterator[Component]:
 
 
 def _families(one: Seconds, m: int) -> tuple[Component, ...]:
-    return tuple(
-        _leaf(name, m, one.families[name], _SOURCES[name]) for name in FAMILIES if one.families.get(name, 0.0)
-    )
+    return tuple(_leaf(name, m, one.families[name], _SOURCES[name]) for name in FAMILIES if one.families.get(name, 0.0))
 
 
 def _leaf(name: str, m: int, seconds: float, source: str) -> Component:
@@ -210,7 +216,9 @@ def step_time(spec: ModelSpec, plan: TimePlan, gpu: Gpu | None = None) -> TimeAn
     """
     spec.must_read_text()
     if gpu is None:
-        raise InputError("gpu: none is given; time needs one of python -m calc gpus, such as --gpu h100-sxm-80gb", "gpu")
+        raise InputError(
+            "gpu: none is given; time needs one of python -m calc gpus, such as --gpu h100-sxm-80gb", "gpu"
+        )
     _check(plan, spec)
     return TimeAnswer(spec, plan, gpu, Step(spec, plan, gpu))
 

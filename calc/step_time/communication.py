@@ -51,9 +51,7 @@ def layer_communication(
     return LayerCommunication(forward, backward, hidden)
 
 
-def _tensor(
-    operations: LayerOperations, plan: TimePlan, network: Network, sharding: Sharding
-) -> tuple[float, float]:
+def _tensor(operations: LayerOperations, plan: TimePlan, network: Network, sharding: Sharding) -> tuple[float, float]:
     """Exposed and hidden seconds of one direction: an all-gather and a reduce-scatter around each block, or an all-reduce."""
     layer = operations.kind
     blocks = len(layer.mixers) + (layer.feed_forward is not None) + (layer.cross is not None)
@@ -86,7 +84,7 @@ def _experts(moe: MoE, plan: TimePlan, network: Network, sharding: Sharding) -> 
 
 @dataclass(frozen=True, slots=True)
 class DataParallel:
-    """Data parallelism's collectives of a step: seconds of those that each micro-batch repeats (forward, backward), and of those once a step."""
+    """Seconds of data parallelism's collectives: those of each micro-batch (forward, backward), and those once a step."""
 
     forward: float
     backward: float

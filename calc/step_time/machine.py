@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from calc.hardware import Gpu
 from calc.kernel_times import KernelTimes
 from calc.step_time.plan import TimePlan
@@ -51,10 +49,18 @@ class Sustained(NamedTuple):
     source: str
 
 
-_THONKING: Final = "thonking.ai, 'Strangely, matrix multiplications': 8192 cubed, 257 of random numbers against 295 of zeros"
-_SEMIANALYSIS: Final = "SemiAnalysis, 'MI300X vs H100 vs H200' (December 2024): shapes of Llama 70B, normally distributed"
-_SIMUMAX: Final = "SimuMax, configs/system/b200_bf16_ceperm.json: median of 98 products of a training step on B200, 0.493 of 2250"
-_MAMF: Final = "ml-engineering, maximum achievable matmul FLOPS: {}, of which a mean large shape has 0.9 (H100 bf16: 720 of 794)"
+_THONKING: Final = (
+    "thonking.ai, 'Strangely, matrix multiplications': 8192 cubed, 257 of random numbers against 295 of zeros"
+)
+_SEMIANALYSIS: Final = (
+    "SemiAnalysis, 'MI300X vs H100 vs H200' (December 2024): shapes of Llama 70B, normally distributed"
+)
+_SIMUMAX: Final = (
+    "SimuMax, configs/system/b200_bf16_ceperm.json: median of 98 products of a training step on B200, 0.493 of 2250"
+)
+_MAMF: Final = (
+    "ml-engineering, maximum achievable matmul FLOPS: {}, of which a mean large shape has 0.9 (H100 bf16: 720 of 794)"
+)
 _SUSTAINED: Final = (
     Sustained("a100-sxm", "bf16", 257.0, _THONKING),
     Sustained("h100-sxm", "bf16", 720.0, _SEMIANALYSIS),
@@ -129,7 +135,7 @@ class Network:
             return size / (self.inter * _NETWORK_SHARE) + _HOP
         carried = {"all_reduce": 2.0 * size / inside, "all_to_all": size}.get(kind, size / inside)
         far = carried * (nodes - 1) / nodes / (self.inter * _NETWORK_SHARE)
-        return max(near, far) + _HOP * np.log2(nodes) * 2
+        return max(near, far) + _HOP * 2 * (nodes - 1).bit_length()
 
     def send(self, size: float, stride: int) -> float:
         """One message to the GPU `stride` ranks on."""

@@ -92,10 +92,15 @@ ROWS: Final[Mapping[str, PerElement]] = {
     "all-to-all": PerElement(16, 16, 4, 4),
     "fused": PerElement(4, 4, 2, 2),
 }
-ROUTERS: Final[Mapping[str, tuple[int, int]]] = {"eager": (14, 12), "fused": (4, 3)}  # kernels of softmax, top-k, counts
+ROUTERS: Final[Mapping[str, tuple[int, int]]] = {
+    "eager": (14, 12),
+    "fused": (4, 3),
+}  # kernels of softmax, top-k, counts
 # Quantising one operand: read for the scale, read again, write it twice (as it is and transposed). Block formats need no first read.
 QUANTISED: Final[Mapping[str, float]] = {"fp8": 6.0, "fp8-block": 4.0, "mxfp8": 4.0, "nvfp4": 5.0}
-SCORES: Final = PerElement(26, 32, 5, 6)  # attention without a fused kernel: each score written, masked, softmaxed in fp32, read
+SCORES: Final = PerElement(
+    26, 32, 5, 6
+)  # attention without a fused kernel: each score written, masked, softmaxed in fp32, read
 
 PROGRAMS: Final[Mapping[str, Program]] = {
     "hf": Program("transformers, eager", "eager", "eager", "eager", "eager", "full"),
@@ -127,9 +132,7 @@ def layer_traffic(operations: LayerOperations, plan: TimePlan, sharding: Shardin
 
 
 def _moved(name: str, elements: float, each: PerElement) -> Traffic:
-    return Traffic(
-        name, elements * each.forward, elements * each.backward, each.forward_kernels, each.backward_kernels
-    )
+    return Traffic(name, elements * each.forward, elements * each.backward, each.forward_kernels, each.backward_kernels)
 
 
 def _norms(layer: Layer, program: Program, sharding: Sharding) -> Iterator[Traffic]:
@@ -151,9 +154,7 @@ def _hidden(layer: Layer) -> int:
     )
 
 
-def _mixing(
-    operations: LayerOperations, plan: TimePlan, program: Program, sharding: Sharding
-) -> Iterator[Traffic]:
+def _mixing(operations: LayerOperations, plan: TimePlan, program: Program, sharding: Sharding) -> Iterator[Traffic]:
     tokens = sharding.tokens
     for mixer in operations.kind.mixers:
         if isinstance(mixer, Recurrence):

@@ -179,9 +179,7 @@ def _cores(mixer: Mixer | Attention, seq: int, sharding: Sharding) -> Iterator[C
     else:
         chosen = mixer.window or mixer.chunk or (mixer.indexer.topk if mixer.indexer else 0)
         for _ in range(mixer.passes):
-            yield Core(
-                seq, heads, kv_heads, mixer.head_dim, mixer.v_head_dim, chosen, mixer.causal, sharding.cp
-            )
+            yield Core(seq, heads, kv_heads, mixer.head_dim, mixer.v_head_dim, chosen, mixer.causal, sharding.cp)
 
 
 @lru_cache(maxsize=512)

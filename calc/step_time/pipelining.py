@@ -48,7 +48,9 @@ def pipeline_bubble(plan: TimePlan, ranks: Sequence[RankSeconds]) -> float:
     forward = tuple(rank.forward for rank in ranks)
     weight = tuple(rank.weight_gradient for rank in ranks)
     inputs = tuple(max(0.0, all_ - a - b) for all_, a, b in zip(whole, forward, weight, strict=True))
-    return _simulated(plan.schedule, plan.pp, min(plan.microbatches, 3 * plan.pp), plan.virtual_stages, forward, inputs, weight)
+    return _simulated(
+        plan.schedule, plan.pp, min(plan.microbatches, 3 * plan.pp), plan.virtual_stages, forward, inputs, weight
+    )
 
 
 @lru_cache(maxsize=64)
@@ -63,7 +65,7 @@ def _simulated(
 ) -> float:
     """The bubble of a schedule, which no longer grows once the pipeline is full."""
     made = PipelinePlan(
-        schedule=schedule,  # type: ignore[arg-type]
+        schedule=schedule,
         stages=stages,
         microbatches=microbatches,
         virtual_stages=virtual_stages,

@@ -39,13 +39,16 @@ class TimePlan(TrainingPlan):
     )
     recompute_modules: Annotated[tuple[str, ...], BeforeValidator(_names)] = Field(
         (),
-        description="modules that the backward computes again (Megatron's names, with commas): " + ", ".join(RECOMPUTABLE),
+        description="modules that the backward computes again (Megatron's names, with commas): "
+        + ", ".join(RECOMPUTABLE),
     )
     tp_overlap: bool | None = Field(
-        None, description="tensor parallelism's collectives run beside the products; left out: only with implementation fused"
+        None,
+        description="tensor parallelism's collectives run beside the products; left out: only with implementation fused",
     )
     reduce_format: Literal["bf16", "fp32"] | None = Field(
-        None, description="format in which gradients are reduced; left out: fp32 where the recipe keeps them so, else bf16"
+        None,
+        description="format in which gradients are reduced; left out: fp32 where the recipe keeps them so, else bf16",
     )
     ep_dispatch: Literal["all-to-all", "fused"] = Field(
         "all-to-all",
@@ -61,16 +64,25 @@ class TimePlan(TrainingPlan):
         None, ge=1, le=1024, description="GPUs of one NVLink or PCIe domain; left out: the usual number of that GPU"
     )
     intra_GBps: float | None = Field(
-        None, gt=0, le=1e6, description="link of one GPU inside the domain, one way, in GB/s; left out: the data sheet's"
+        None,
+        gt=0,
+        le=1e6,
+        description="link of one GPU inside the domain, one way, in GB/s; left out: the data sheet's",
     )
     inter_GBps: float | None = Field(
-        None, gt=0, le=1e6, description="network of one GPU between domains, one way, in GB/s; left out: the usual NIC's"
+        None,
+        gt=0,
+        le=1e6,
+        description="network of one GPU between domains, one way, in GB/s; left out: the usual NIC's",
     )
     tokens: Annotated[int, BeforeValidator(whole_number)] = Field(
         0, ge=0, le=10**18, description="tokens of the whole run, such as 2e12; 0: one step"
     )
     price_per_gpu_hour: float | None = Field(
-        None, ge=0, le=1e6, description="price of a GPU-hour; left out: a dated public price of that GPU, where there is one"
+        None,
+        ge=0,
+        le=1e6,
+        description="price of a GPU-hour; left out: a dated public price of that GPU, where there is one",
     )
     power_utilization: float = Field(1.0, gt=0, le=1, description="power drawn, a share of the board power")
     pue: float = Field(1.1, ge=1, le=5, description="power usage effectiveness of the data centre (LLaMA paper: 1.1)")
@@ -93,7 +105,9 @@ class TimePlan(TrainingPlan):
             if name not in RECOMPUTABLE:
                 raise InputError.of("recompute_modules", name, f"it must be one of {', '.join(RECOMPUTABLE)}")
         if self.recompute_modules and self.recompute == "full":
-            raise InputError.of("recompute_modules", ",".join(self.recompute_modules), "recompute full repeats all of them")
+            raise InputError.of(
+                "recompute_modules", ",".join(self.recompute_modules), "recompute full repeats all of them"
+            )
         return self
 
     @cached_property

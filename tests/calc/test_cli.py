@@ -14,11 +14,13 @@ import pytest
 from calc.catalogue import catalogue, load
 from calc.cli import main, run
 from calc.commands import COMMANDS, command_line
-from calc.errors import validated
+from calc.errors import InputError, validated
 from calc.hardware import gpus
 
 # the keys that scripts depend on; more may be there
 CONTRACT = {
+    "time": """step_seconds tokens_per_s tokens_per_s_per_gpu model_tflops_per_gpu mfu hfu low high source gpus seconds gpu_hours
+        cost energy_kwh components""",
     "params": "model total active embedding trainable components",
     "train": """peak_bytes peak_phase phases parameters_bytes gradients_bytes optimizer_bytes activations_bytes overhead_bytes
         reserved_bytes driver_bytes gpu_memory_bytes fits headroom_bytes stages components assumptions""",
@@ -65,6 +67,20 @@ def test_a_pipeline_is_answered_with_the_contract_keys():
     assert set(answer["timeline"][0]) == {"stage", "kind", "microbatch", "chunk", "start", "end"}
 
 
+NEED_A_GPU = ("time",)
+
+
+def test_a_step_is_timed_with_the_contract_keys():
+    answer = json.loads(run(["time", "gpt2", "--gpu", "a100-sxm-80gb", "--format", "json"]))
+    assert not set(CONTRACT["time"].split()) - set(answer)
+    assert sum(part["value"] for part in answer["components"]) == pytest.approx(answer["step_seconds"])
+
+
+def test_time_needs_a_gpu_and_says_so():
+    with pytest.raises(InputError, match="gpu: none is given"):
+        run(["time", "gpt2"])
+
+
 @pytest.mark.parametrize("command", ["train", "serve", "compute"])
 def test_a_gpu_is_not_needed(command):
     answer = json.loads(run([command, "llama-2-7b", "--format", "json"]))
@@ -74,6 +90,7 @@ def test_a_gpu_is_not_needed(command):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_format_answers(command):
     given = [command, "gpt2"] if COMMANDS[command].takes_model else [command]
+    given += ["--gpu", "h100-sxm-80gb"] if command in NEED_A_GPU else []
     for form in ("table", "json", "csv", "markdown"):
         assert run([*given, "--format", form])
 

@@ -102,7 +102,8 @@ class Case:
         return bool(self.spec) and any(isinstance(kind.feed_forward, MoE) for kind in self.spec.layers.kinds)
 
     def answer(self) -> TimeAnswer:
-        assert self.spec and self.plan
+        assert self.spec
+        assert self.plan
         return step_time(self.spec, self.plan, self.gpu)
 
     def error(self) -> float:
@@ -186,7 +187,15 @@ _DGX = {
     "DGX-GB300": "gb300-288gb", "DGX-GB200": "gb200-186gb", "DGX-B300": "b300-288gb", "DGX-B200": "b200-180gb", "DGX-H100": "h100-sxm-80gb",
     "H100": "h100-sxm-80gb", "B200": "b200-180gb",
 }  # fmt: skip
-_PRECISION = {"BF16": "bf16", "FP8": "fp8", "FP8-CS": "fp8", "FP8-DS": "fp8", "MXFP8": "mxfp8", "FP8-MX": "mxfp8", "NVFP4": "nvfp4"}
+_PRECISION = {
+    "BF16": "bf16",
+    "FP8": "fp8",
+    "FP8-CS": "fp8",
+    "FP8-DS": "fp8",
+    "MXFP8": "mxfp8",
+    "FP8-MX": "mxfp8",
+    "NVFP4": "nvfp4",
+}
 
 
 def _number(value: Any, missing: int = 1) -> int:
@@ -277,7 +286,11 @@ def _torchtitan(row: dict[str, Any]) -> Case:
         "cp": cp,
         "ep": ep,
         "zero": 3,
-        "recompute": "full" if recompute.startswith("full") else "none" if recompute.startswith("none") else "selective",
+        "recompute": "full"
+        if recompute.startswith("full")
+        else "none"
+        if recompute.startswith("none")
+        else "selective",
         "reshard_after_forward": "never" not in str(c.get("reshard_after_forward", "")),
         "optimizer_kernel": "fused",
         "compiled": compiled,
@@ -301,7 +314,7 @@ def _torchtitan(row: dict[str, Any]) -> Case:
 
 
 def _simumax(row: dict[str, Any]) -> Case:
-    """Megatron-LM with Transformer Engine 2.11 on one node of B200s; overlap of gradients and tensor parallelism as its scripts leave them."""
+    """Megatron-LM with Transformer Engine 2.11 on one node of B200s; tensor parallelism is not overlapped, as its scripts leave it."""
     c = row["config"]
     name = row["model"].split(" dims")[0]
     spec = model(name, layers=int(c["layers"]))
@@ -345,7 +358,13 @@ def _moonlight(row: dict[str, Any]) -> Case:
         tp_overlap=False,
         dropout="off",
     )
-    return Case(row, spec, plan, gpu("h100-sxm-80gb"), "experts over tp x dp (ETP 1), which the plan does not express; run as ep 4 with tp 2")
+    return Case(
+        row,
+        spec,
+        plan,
+        gpu("h100-sxm-80gb"),
+        "experts over tp x dp (ETP 1), which the plan does not express; run as ep 4 with tp 2",
+    )
 
 
 def cases(path: Path = FILE) -> list[Case]:
@@ -401,16 +420,24 @@ def main(path: Path = FILE) -> None:
                 good = [g for g in good if g is not one]
                 continue
             mark = "" if one in good else f"   (apart: {one.apart or one.row['confidence']})"
-            print(f"{one.row['id']:44} {one.row['model'][:22]:22} {one.measured:9.0f} {100 * one.error():+7.1f} %{mark}")
+            print(
+                f"{one.row['id']:44} {one.row['model'][:22]:22} {one.measured:9.0f} {100 * one.error():+7.1f} %{mark}"
+            )
     for one in found:
         if one.skipped and one.row["model"]:
             print(f"{one.row['id']:44} not predicted: {one.skipped}")
     for one in good:
         groups.setdefault(family(one), []).append(one)
-    for name, members in {**groups, "dense": [c for c in good if not c.experts], "experts": [c for c in good if c.experts]}.items():
+    for name, members in {
+        **groups,
+        "dense": [c for c in good if not c.experts],
+        "experts": [c for c in good if c.experts],
+    }.items():
         errors = [one.error() for one in members]
         sizes = [abs(error) for error in errors]
-        print(f"{name:40} {len(members):4} rows  mean {100 * sum(errors) / len(errors):+6.1f}  median {100 * median(sizes):5.1f}  p90 {100 * percentile(sizes, 0.9):5.1f}")
+        middle, worst = 100 * median(sizes), 100 * percentile(sizes, 0.9)
+        mean = 100 * sum(errors) / len(errors)
+        print(f"{name:40} {len(members):4} rows  mean {mean:+6.1f}  median {middle:5.1f}  p90 {worst:5.1f}")
     ranked = pairs(good)
     right = sum(ok for _, _, ok in ranked)
     print(f"pairs of layouts ranked right: {right} of {len(ranked)}")

@@ -1,0 +1,129 @@
+"""A step's seconds: parts that sum, work that is counted whole, layouts that cost what they must."""
+
+from __future__ import annotations
+
+import pytest
+
+from calc.catalogue import load
+from calc.errors import InputError
+from calc.flops import token_flops
+from calc.hardware import gpu
+from calc.step_time import TimePlan, step_time
+from calc.step_time.operations import Sharding, head_gemms, stack_operations
+
+H100 = gpu("h100-sxm-80gb")
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return load("meta-llama-3-8b")
+
+
+def test_the_leaves_sum_to_the_step(llama):
+    answer = step_time(llama, TimePlan(dp=8, zero=3, recipe="fsdp-bf16", micro_batch=2), H100)
+    assert sum(row.value for row in answer.breakdown.rows()) == pytest.approx(answer.step_seconds, rel=1e-12)
+    assert answer.low < answer.step_seconds < answer.high
+
+
+@pytest.mark.parametrize("name", ["meta-llama-3-8b", "qwen3-30b-a3b", "deepseek-v3", "mixtral-8x7b-v0.1", "gemma-2-9b"])
+@pytest.mark.parametrize(("tp", "ep"), [(1, 1), (2, 1), (1, 4), (4, 2)])
+def test_all_ranks_together_multiply_every_weight_of_the_model(name, tp, ep):
+    """The products of tp ranks hold as many FLOPs as the exact count of one token's matrix products has for all tokens."""
+    spec = load(name)
+    if ep > 1 and not any(hasattr(kind.feed_forward, "num_experts") for kind in spec.layers.kinds):
+        pytest.skip("no experts")
+    seq = 4096
+    sharding = Sharding(seq, tp=tp, ep=ep, sequence_parallel=tp > 1)
+    layers = stack_operations(spec, seq, sharding)
+    found = tp * sum(
+        count * sum(gemm.flops for gemm in one.gemms) for one, count in zip(layers, spec.layers.counts, strict=True)
+    )
+    found += tp * sum(gemm.flops for gemm in head_gemms(spec, sharding))
+    one = token_flops(spec, seq, causal=True)
+    wanted = (one.forward - one.attention) * seq
+    assert found == pytest.approx(wanted, rel=2e-3)  # heads and rows are rounded up to whole ones
+
+
+def test_twice_the_gpus_halve_the_micro_batches_and_nearly_the_time(llama):
+    plan = {"zero": 1, "recipe": "megatron-bf16", "implementation": "fused", "global_batch": 64}
+    one, two = (step_time(llama, TimePlan(dp=dp, **plan), H100).step_seconds for dp in (8, 16))
+    assert 0.5 * one < two < 0.6 * one
+
+
+def test_full_recomputation_adds_one_forward_of_the_layers(llama):
+    plan = {"dp": 8, "zero": 3, "recipe": "fsdp-bf16"}
+    plain, again = (step_time(llama, TimePlan(recompute=how, **plan), H100) for how in ("none", "full"))
+    layers = plain.step.busiest.layers
+    assert again.step.busiest.layers.again.total == pytest.approx(layers.forward.total)
+    assert again.hfu / again.mfu == pytest.approx(
+        1 + token_flops(llama, 4096, True).layers / (3 * token_flops(llama, 4096, True).forward)
+    )
+    assert plain.hfu == pytest.approx(plain.mfu)
+
+
+def test_frozen_weights_have_no_gradient_of_their_own(llama):
+    full = step_time(llama, TimePlan(), H100).step.busiest.layers
+    adapters = step_time(llama, TimePlan(method="lora"), H100).step.busiest.layers
+    assert adapters.weight_gradient.total == 0 < full.weight_gradient.total
+    assert adapters.input_gradient.total == full.input_gradient.total
+
+
+def test_narrow_formats_are_faster_and_refused_where_the_gpu_lacks_them(llama):
+    seconds = [
+        step_time(llama, TimePlan(implementation="fused", recipe="megatron-bf16", matmul=name), H100).step_seconds
+        for name in ("bf16", "fp8")
+    ]
+    assert seconds[1] < seconds[0]
+    with pytest.raises(InputError, match="fp8 needs compute capability"):
+        _ = step_time(llama, TimePlan(matmul="fp8"), gpu("a100-sxm-80gb")).step_seconds
+
+
+def test_a_network_of_half_the_speed_costs_time_only_across_domains(llama):
+    def seconds(dp, rate):
+        plan = TimePlan(dp=dp, zero=3, recipe="fsdp-bf16", inter_GBps=rate)
+        return step_time(llama, plan, H100).step_seconds
+
+    assert seconds(8, 5.0) == seconds(8, 50.0)
+    assert seconds(16, 5.0) > 1.5 * seconds(16, 50.0)
+
+
+def test_the_pipeline_waits_for_its_busiest_stage():
+    spec = load("meta-llama-3.1-405b")
+    plan = {"tp": 8, "pp": 8, "global_batch": 64, "implementation": "fused", "recipe": "megatron-bf16", "zero": 1}
+    once = step_time(spec, TimePlan(**plan), gpu("h200-141gb"))
+    interleaved = step_time(spec, TimePlan(schedule="interleaved", virtual_stages=2, **plan), gpu("h200-141gb"))
+    assert interleaved.step.bubble == pytest.approx(once.step.bubble / 2, rel=0.05)
+    others = sum(rank.whole for rank in once.step.ranks) - once.step.busiest.whole
+    assert once.step.bubble == pytest.approx(others)
+
+
+def test_roofline_is_the_fastest_of_all_sources(llama):
+    plan = {"dp": 8, "zero": 3, "recipe": "fsdp-bf16"}
+    measured, roofline = (step_time(llama, TimePlan(times=times, **plan), H100) for times in ("measured", "roofline"))
+    assert roofline.step_seconds < measured.step_seconds
+    assert (measured.source, roofline.source) == ("table h100-sxm-80gb", "roofline")
+
+
+@pytest.mark.parametrize(
+    ("name", "plan", "message"),
+    [
+        ("meta-llama-3-8b", {"pp": 64}, "must be at most num_hidden_layers"),
+        ("meta-llama-3-8b", {"ep": 2, "dp": 2}, "has no experts"),
+        ("meta-llama-3-8b", {"tp": 64}, "must divide num_attention_heads"),
+        ("qwen3-30b-a3b", {"ep": 48, "dp": 48}, "must divide num_experts"),
+    ],
+)
+def test_a_layout_that_does_not_fit_is_refused(name, plan, message):
+    with pytest.raises(InputError, match=message):
+        step_time(load(name), TimePlan(**plan), H100)
+
+
+def test_a_run_costs_its_hours_and_loses_what_failures_and_checkpoints_take(llama):
+    plan = TimePlan(dp=8, zero=3, recipe="fsdp-bf16", tokens=10**12, price_per_gpu_hour=2.0)
+    run = step_time(llama, plan, H100).run
+    assert run.gpu_hours == pytest.approx(run.seconds * 8 / 3600)
+    assert run.cost == pytest.approx(2 * run.gpu_hours)
+    # Young: sqrt(2 x checkpoint x time between failures), Daly: minus the checkpoint
+    between = plan.gpu_failure_hours * 3600 / 8
+    assert run.interval_seconds == pytest.approx((2 * run.checkpoint_seconds * between) ** 0.5 - run.checkpoint_seconds)
+    assert 0.99 < run.useful < 1
