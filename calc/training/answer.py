@@ -19,7 +19,7 @@ from calc.training.pipeline_stages import must_be_modelled, stages
 from calc.training.plan import TrainingPlan
 from calc.training.programs import program_of
 from calc.training.published_counts import zero_paper_activations
-from calc.training.stage_memory import StageMemory, stage_memory
+from calc.training.stage_memory import StageMemory, stage_memories
 from calc.training.states.nf4_loading import loading
 from calc.training.states.offload import Offloaded, offloaded
 
@@ -177,4 +177,4 @@ def train(spec: ModelSpec, plan: TrainingPlan, gpu: Gpu | None = None) -> Traini
     spec.must_read_text()
     must_be_modelled(spec)
     check(plan, spec)
-    return TrainingAnswer(spec, plan, gpu, tuple(stage_memory(plan, spec, stage) for stage in stages(plan, spec)))
+    return TrainingAnswer(spec, plan, gpu, stage_memories(plan, spec, stages(plan, spec)))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 from calc.model.weights import Dim
@@ -37,10 +38,21 @@ class Block:
     output: int
     output_gradient: int  # -1 where no gradient comes back
     input_gradient: int  # -1 where none is asked for
-    cached: tuple[
-        int, ...
-    ] = ()  # 16-bit copies of weights that autocast holds to the end of forward, though nothing is kept for
+    cached: tuple[int, ...] = ()  # 16-bit copies of weights that autocast keeps to the end of forward, for nothing else
     asks: int = 0  # events of backward before an operator first asks for what it saved
+
+    @cached_property
+    def accumulating(self) -> tuple[int, ...]:
+        """Backward's events where each gradient of a weight is added to one that is there, and freed at once."""
+        weights = frozenset(number for number, storage in enumerate(self.storages) if storage.weight)
+        return tuple(each for event in self.backward for each in ((event, ~event) if event in weights else (event,)))
+
+    @cached_property
+    def distinct(self) -> tuple[tuple[Storage, ...], tuple[int, ...]]:
+        """One storage of each size in letters, and for every storage the place of its like: a layer repeats few sizes often."""
+        places: dict[tuple[int, Extent, int], int] = {}
+        like = tuple(places.setdefault((s.dim.size, s.extent, s.bytes), len(places)) for s in self.storages)
+        return tuple(self.storages[like.index(place)] for place in range(len(places))), like
 
 
 def storage_bytes(storage: Storage, sizes: Sizes) -> int:
@@ -48,6 +60,13 @@ def storage_bytes(storage: Storage, sizes: Sizes) -> int:
     extent = storage.extent
     elements = storage.dim.size * extent.elements(sizes.batch, sizes.tokens)
     return round_up(-(-elements // extent.shards) * storage.bytes, sizes.granule)
+
+
+def storage_sizes(block: Block, sizes: Sizes) -> list[int]:
+    """Bytes of each of the block's storages."""
+    distinct, like = block.distinct
+    found = [storage_bytes(storage, sizes) for storage in distinct]
+    return list(map(found.__getitem__, like))
 
 
 class BlockBytes(NamedTuple):
@@ -72,33 +91,33 @@ class BlockBytes(NamedTuple):
 @lru_cache(maxsize=8192)
 def block_bytes(block: Block, sizes: Sizes) -> BlockBytes:
     """The block's bytes and peaks."""
-    size = [storage_bytes(storage, sizes) for storage in block.storages]
-    alive = peak = size[0]
-    for event in block.forward:
-        alive += size[event] if event >= 0 else -size[~event]
-        peak = max(peak, alive)
-    kept = sum(size[number] for number in block.kept)
+    size = storage_sizes(block, sizes)
+    change = [*size, *(-each for each in reversed(size))]  # what an event adds: ~n is the n-th from the end
+    kept = sum(map(size.__getitem__, block.kept))
     output_gradient = size[block.output_gradient] if block.output_gradient >= 0 else 0
-    alive = highest = accumulating = kept + output_gradient
-    held = 0
-    for event in block.backward:
-        alive += size[event] if event >= 0 else -size[~event]
-        highest = max(highest, alive)
-        accumulating = max(accumulating, alive - held)
-        if event >= 0 and block.storages[event].weight:
-            held += size[event]
+    weights = [number for number in block.backward if number >= 0 and block.storages[number].weight]
+
+    def highest(start: int, events: tuple[int, ...]) -> int:
+        return max(accumulate(map(change.__getitem__, events), initial=start))
+
     return BlockBytes(
-        size[0], peak, kept, size[block.output], highest, accumulating, held,
+        size[0],
+        highest(size[0], block.forward),
+        kept,
+        size[block.output],
+        highest(kept + output_gradient, block.backward),
+        highest(kept + output_gradient, block.accumulating),
+        sum(map(size.__getitem__, weights)),
         size[block.input_gradient] if block.input_gradient >= 0 else 0,
         sum(size[number] for number in block.kept if not block.storages[number].extent.batch),
         output_gradient,
-        sum(size[number] for number in block.cached),
-    )  # fmt: skip
+        sum(map(size.__getitem__, block.cached)),
+    )
 
 
 def alive_at(block: Block, sizes: Sizes, phase: str, accumulating: bool) -> tuple[Storage, ...]:
     """The storages alive at the block's highest point of the phase."""
-    size = [storage_bytes(storage, sizes) for storage in block.storages]
+    size = storage_sizes(block, sizes)
     start = (
         [0] if phase == "forward" else [*block.kept, *([block.output_gradient] if block.output_gradient >= 0 else [])]
     )
