@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from calc.errors import InputError
 from calc.pipeline.orders import interleaved_warmup
@@ -150,6 +151,7 @@ def in_flight(schedule: str, stages: int, microbatches: int, virtual_stages: int
     return tuple(peak(stages, microbatches, virtual_stages, rank) for rank in range(stages))
 
 
+@cache
 def weight_versions(schedule: str, stages: int) -> tuple[int, ...]:
     """Per rank, the versions of its weights that are alive: 1, but p - r under PipeDream once it runs steadily."""
     return tuple(stages - rank if schedule == "pipedream" else 1 for rank in range(stages))

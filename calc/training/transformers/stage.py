@@ -136,28 +136,27 @@ def _chunk(plan: TrainingPlan, spec: ModelSpec) -> tuple[int, int]:
 def hf_constants(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> list[Constant]:
     """What lives beside the blocks: the token ids, the loss, the rotary tables that all layers read and their frequencies."""
     batch, tokens, own = plan.sequences, plan.seq // plan.cp, model_class(spec.architecture)
+    settings = settings_of(plan, spec)
     made = [
         _constant("input_ids", 8 * batch * tokens, r"8 \cdot <b> \cdot <s>", {"b": batch, "s": tokens}, True, "step"),
         replace(_constant("loss", 4, "4", {}, True, "step"), fixed=True),
         _constant("loss_gradient", 4, "4", {}, False, "backward"),
     ]
     table = any(weight.name == "position" for weight in spec.embeddings) and plan.method == "full"  # keeps them itself
-    if plan.recompute == "full" and not (
-        table or own.own_position_ids
-    ):  # each checkpoint holds the arguments of its layer
+    if plan.recompute == "full" and not table and not own.own_position_ids:  # a checkpoint holds its layer's arguments
         made.append(_constant("position_ids", 8 * tokens, r"8 \cdot <s>", {"s": tokens}, False, "layers"))
     if plan.recompute == "full" and plan.lora and stage.first:
         numbers: dict[str, Number] = {
             "b": batch,
             "s": tokens,
             "h": spec.hidden_size,
-            "w": settings_of(plan, spec).bytes,
+            "w": settings.bytes,
         }
         size = 2 * numbers["w"] * batch * tokens * spec.hidden_size
         latex = r"2 \cdot <w> \cdot <b> \cdot <s> \cdot <h>"  # the loss still holds the graph, and the graph its leaves
         made.append(_constant("embeddings_and_gradient", int(size), latex, numbers, True, "end"))
-    made += _masks(plan, spec)
-    made += [_constant(*row) for row in class_constants(plan, spec, settings_of(plan, spec))]
+    made += _masks(plan, spec, settings)
+    made += [_constant(*row) for row in class_constants(plan, spec, settings)]
     for name, size, latex, numbers in _router_buffers(spec, stage):
         made.append(_constant(name, size, latex, numbers, False, "step"))
     if spec.embedding_scale:
@@ -194,11 +193,11 @@ def _router_buffers(spec: ModelSpec, stage: Stage) -> Iterator[tuple[str, int, s
             yield f"router_correction_{kind}", count * each, latex, numbers
 
 
-def _masks(plan: TrainingPlan, spec: ModelSpec) -> Iterator[Constant]:
+def _masks(plan: TrainingPlan, spec: ModelSpec, settings: Settings) -> Iterator[Constant]:
     """The masks that all layers read, one for each window: numbers to add for eager attention; for SDPA truth values, of
     those windows that the sequence fills. A checkpoint holds them, as its layer's arguments, until its backward."""
     until = "layers" if plan.recompute == "full" else "stack"
-    tokens, settings = plan.seq // plan.cp, settings_of(plan, spec)
+    tokens = plan.seq // plan.cp
     attends = any(isinstance(kind.mixer, Attention | LatentAttention) for kind in spec.layers.kinds)
     windows = sorted({*_windows(spec)} or {0}) if attends else []
     if settings.attention == "eager":
