@@ -80,7 +80,7 @@ class Gathered:
     reduced: int = 2
 
     @cached_property
-    def _known(self) -> dict[tuple[object, ...], tuple[int, int]]:
+    def _known(self) -> dict[tuple[str, int, str], tuple[int, int]]:
         return {}
 
     @cached_property
@@ -112,10 +112,8 @@ class Gathered:
         those of them that the gathers' stream has allocated."""
         if not self.active:
             return 0, 0
-        layer = index - self.first
-        near = tuple(id(self.layers[at]) for at in range(max(layer - 1, 0), min(layer + 2, len(self.layers))))
-        case = (phase, at, near, min(layer, 1), layer >= len(self.layers), layer if self.keeps else 0)
-        if case not in self._known:  # layers between like neighbours are alike
+        case = (phase, index, at)
+        if case not in self._known:
             alive = list(self._alive(phase, index, at))
             buffers = sum(amount.bytes for name, amount in alive if name in ("all_gather", "cast"))
             self._known[case] = sum(amount.bytes for _, amount in alive), buffers
