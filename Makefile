@@ -16,7 +16,7 @@ help:
 	@echo "make test     run every test (needs Chromium, see the README)"
 	@echo "make check    ruff, formatting, mypy --strict"
 	@echo "make bench    print speed and size against their targets"
-	@echo "make bench-gpu  time Triton's kernels beside the vendor's, where there is a GPU"
+	@echo "make bench-gpu  time Triton's kernels against the vendor's, where there is a GPU"
 	@echo "make picture  take the README's picture again"
 	@echo "make resolve  check that PyPI's CUDA build of torch and a CPU build both satisfy requirements.txt"
 

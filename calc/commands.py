@@ -119,7 +119,7 @@ def is_switch(field: FieldInfo) -> bool:
 
 
 def without_effect(plan: BaseModel) -> dict[str, str]:
-    """The fields that were given and change nothing beside the others, each with the reason. A plan may name them in `idle`."""
+    """The fields that were given and change nothing with the others as they are, each with the reason. A plan may name them in `idle`."""
     idle: Mapping[str, str] = getattr(plan, "idle", {})
     return {name: reason for name, reason in idle.items() if name in plan.model_fields_set}
 

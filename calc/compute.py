@@ -1,4 +1,4 @@
-"""FLOPs of training, and from them time, GPU-hours, cost and energy, by both attention conventions with 6ND beside them."""
+"""FLOPs of training, and from them time, GPU-hours, cost and energy, by both attention conventions with 6ND."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ComputePlan(BaseModel):
 
     @property
     def idle(self) -> dict[str, str]:
-        """Fields that change nothing beside the others, each with the reason."""
+        """Fields that change nothing with the others as they are, each with the reason."""
         return {"mfu": "gpu_hours gives it"} if self.gpu_hours else {}
 
 
@@ -122,7 +122,7 @@ def compute(spec: ModelSpec, plan: ComputePlan, gpu: Gpu | None = None) -> Compu
     """
     spec.must_read_text()
     tokens = plan.tokens or plan.seq
-    active = parameters(spec).active - sum(tower_parameters(tower) for tower in _beside(spec))
+    active = parameters(spec).active - sum(tower_parameters(tower) for tower in _unused_towers(spec))
     six_nd = 6 * active * tokens
     peak = gpu.peak_flops(plan.dtype) if gpu else None
     causal, full = (_figures(token_flops(spec, plan.seq, mask), plan, gpu, peak, six_nd) for mask in (True, False))
@@ -180,7 +180,7 @@ def _energy_kwh(hours: float | None, gpu: Gpu | None, plan: ComputePlan) -> floa
     return hours * gpu.board_power / 1000 * plan.power_utilization * plan.pue
 
 
-def _beside(spec: ModelSpec) -> tuple[Tower, ...]:
+def _unused_towers(spec: ModelSpec) -> tuple[Tower, ...]:
     """The towers that text tokens do not pass: vision and audio encoders."""
     read = encoders(spec)
     return tuple(tower for tower in spec.towers if tower.in_total and tower not in read)
@@ -196,12 +196,12 @@ def _notes(spec: ModelSpec, plan: ComputePlan, gpu: Gpu | None, peak: float | No
     if gpu is not None and gpu.board_power is None:
         notes.append(f"no source gives the board power of {gpu.name}: energy is left out")
     notes += spec.beyond_positions("seq", plan.seq)
-    beside = [tower.name for tower in _beside(spec)]
+    unused = [tower.name for tower in _unused_towers(spec)]
     if encoders(spec):
         notes.append("encoder and decoder each read so many tokens")
-    if beside:
+    if unused:
         notes.append(
-            f"FLOPs and active parameters are those of a text token, which does not run {' or '.join(beside)}: "
+            f"FLOPs and active parameters are those of a text token, which does not run {' or '.join(unused)}: "
             "params counts these as active too"
         )
     if plan.recompute == "selective":

@@ -116,7 +116,7 @@ class _Module:
 
 
 def _modules(spec: ModelSpec) -> Iterator[_Module]:
-    """Those of the layers, of the towers that the class builds, and of what stands beside; the parts of a fused one are joined."""
+    """Those of the layers, of the towers that the class builds, and of what else is there; the parts of a fused one are joined."""
     groups = [*zip(spec.layers.kind_parts, spec.layers.counts, strict=True), (spec.other, 1)]
     for tower in spec.towers:
         if tower.in_total:

@@ -69,7 +69,7 @@ class ParameterAnswer:
 
 
 class ParametersPlan(BaseModel):
-    """What to count beside the parameters themselves."""
+    """What to count besides the parameters themselves."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -83,7 +83,7 @@ class ParametersPlan(BaseModel):
 
     @property
     def idle(self) -> dict[str, str]:
-        """Fields that change nothing beside the others, each with the reason."""
+        """Fields that change nothing with the others as they are, each with the reason."""
         return {} if self.lora_rank else {"lora_targets": "lora_rank is 0: every parameter trains"}
 
 
@@ -171,7 +171,7 @@ def tower_parameters(tower: Tower) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TextbookCount:
-    """The form that courses teach for a Llama block, V h + L (12.04 h^2 + 12.36 h), beside the exact count."""
+    """The form that courses teach for a Llama block, V h + L (12.04 h^2 + 12.36 h), against the exact count."""
 
     total: int
     exact: int
@@ -197,7 +197,7 @@ def textbook(spec: ModelSpec, total: int) -> TextbookCount:
     reasons.append(
         f"assumes {assumed:,} parameters in the {depth} layers (MHA, a gated MLP of 2.68 h, biases everywhere); this model has {block:,}"
     )
-    beside = total - block - spec.vocab_size * h - sum(weight.parameters for weight in spec.head)
-    if beside:
-        reasons.append(f"leaves out {beside:,} in norms, position tables and towers outside the layers")
+    left_out = total - block - spec.vocab_size * h - sum(weight.parameters for weight in spec.head)
+    if left_out:
+        reasons.append(f"leaves out {left_out:,} in norms, position tables and towers outside the layers")
     return TextbookCount(value, total, tuple(reasons))

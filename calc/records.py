@@ -51,7 +51,7 @@ _ADD: Final = (
 
 
 class Measured(NamedTuple):
-    """One measured quantity beside its prediction. `case` tells apart what one workload measures several times ("small, fp32");
+    """One measured quantity against its prediction. `case` tells apart what one workload measures several times ("small, fp32");
     `quantity` is a breakdown's path or a name. Bytes are exact integers; counts have no spread, so p20 and p80 are None."""
 
     case: str

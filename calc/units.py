@@ -51,7 +51,7 @@ def _scaled(value: float, scale: tuple[tuple[int, str], ...], digits: int) -> tu
 
 
 def show_bytes(value: float, digits: int = 2) -> str:
-    """Bytes for reading: `12.55 GiB`. Exact bytes travel beside it in CSV and JSON."""
+    """Bytes for reading: `12.55 GiB`. Exact bytes travel with it in CSV and JSON."""
     scaled = _scaled(value, _BINARY, digits)
     return f"{scaled[0]} {scaled[1]}" if scaled else f"{value:,.0f} B"
 

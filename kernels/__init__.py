@@ -1,4 +1,4 @@
-"""Triton kernels, one operation a file; each has a plain PyTorch `reference()` beside it.
+"""Triton kernels, one operation a file; each has a plain PyTorch `reference()` next to it.
 
 copy, triad    bandwidth: out = x, out = a + scale·b
 matmul    out = a · b in bf16, fp16, fp8, int8

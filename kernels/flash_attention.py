@@ -190,7 +190,7 @@ def flash_attention(
 
     FLOPs: 2·B·H·Sq·Sk·(D + Dv) forward and, of the gradient, 2.5 times as many (3.5 as run here, where two kernels
     compute the scores each); about half of them under a causal mask, whose hidden blocks are skipped. Moves q, k, v and
-    out once, k and v again for each BM queries (from L2), and 4·B·H·Sq bytes of logsumexp; O(s) memory beside the output.
+    out once, k and v again for each BM queries (from L2), and 4·B·H·Sq bytes of logsumexp; O(s) memory besides the output.
     ValueError for any other shape, dtype, layout or device.
     """
     out: Tensor = _FlashAttention.apply(q_BHSD, k_BHSD, v_BHSD, causal, window, scale)  # type: ignore[no-untyped-call]

@@ -48,9 +48,9 @@ def _rope(  # type: ignore[no-untyped-def]
     tl.store(out_ptr + at + HALF, narrow(second * cos + first * sin, out_ptr.dtype.element_ty), mask=inside)
     if 2 * HALF < D:
         rest = 2 * HALF + tl.arange(0, BREST)
-        beside = (rows[:, None] < ROWS) & (rest[None, :] < D)
+        passed = (rows[:, None] < ROWS) & (rest[None, :] < D)
         at = rows[:, None] * D + rest[None, :]
-        tl.store(out_ptr + at, tl.load(x_ptr + at, mask=beside), mask=beside)
+        tl.store(out_ptr + at, tl.load(x_ptr + at, mask=passed), mask=passed)
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:

@@ -22,7 +22,7 @@ def standard_attention(
 ) -> Tensor:
     """out = softmax(scale·q·kᵀ)·v, with the meaning of `flash_attention` and any float dtype.
 
-    2·B·H·Sq·Sk·(D + Dv) FLOPs. Moves the inputs and the output, and beside them four times B·H·Sq·Sk elements (scores
+    2·B·H·Sq·Sk·(D + Dv) FLOPs. Moves the inputs and the output, and four times B·H·Sq·Sk elements (scores
     written and read, probabilities written and read; more for the mask); backward keeps the probabilities.
     """
     scale = 1 / math.sqrt(q_BHSD.shape[-1]) if scale is None else scale

@@ -18,7 +18,7 @@ from typing import Any, Final
 from calc.errors import InputError
 from calc.units import KiB
 
-# the driver's name of a device, and its row in the catalogue of hardware; what is not here has no data-sheet figures beside it
+# the driver's name of a device, and its row in the catalogue of hardware; what is not here has no data-sheet figures
 CATALOGUE: Final[Mapping[str, str]] = {
     "NVIDIA B200": "b200-180gb",
     "NVIDIA H200": "h200-141gb",

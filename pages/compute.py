@@ -56,7 +56,7 @@ def _charts(answer: ComputeAnswer, numbers: Numbers, key: str) -> None:
 
 QUESTION = Question(
     command="compute",
-    intro="FLOPs of training, exact for causal and for full attention with 6ND beside them; and the time, cost and energy that they take.",
+    intro="FLOPs of training, exact for causal and for full attention, with the 6ND estimate; and the time, cost and energy they take.",
     groups={
         "": ("seq", "tokens", "gpus", "mfu"),
         "Precision and recomputation": ("dtype", "recompute", "gpu_hours"),

@@ -45,7 +45,7 @@ def headline(answer: ServingAnswer, numbers: Numbers) -> list[Metric]:
             f"With the activations of {answer.plan.concurrency:,} at once",
         ),
         Metric(
-            "Beside MHA",
+            "KV reduction against MHA",
             numbers.ratio(answer.mha_ratio),
             "The cache with keys and values for every query head, over this one",
         ),
@@ -89,7 +89,7 @@ def _charts(answer: ServingAnswer, numbers: Numbers, key: str) -> None:
 
 QUESTION = Question(
     command="serve",
-    intro="The KV cache while the model is served: bytes a token, a sequence and in all, and how many tokens fit beside the weights.",
+    intro="The KV cache while the model is served: bytes a token, a sequence and in all, and how many tokens fit after the weights.",
     groups={
         "": ("context", "concurrency", "weights", "kv_dtype"),
         "Layout and engine": (

@@ -1,4 +1,4 @@
-"""Measure on this machine: real programs beside the formulas that predict them."""
+"""Measure on this machine: real programs against the formulas that predict them."""
 
 import streamlit as st
 
@@ -15,7 +15,7 @@ PLANS = (MeasurePlan,)
 
 def render() -> None:
     st.markdown(
-        "A formula is trusted once it has been checked. Run a real program here and see each number beside its prediction."
+        "A formula is trusted once it has been checked. Run a real program here and see each number against its prediction."
     )
     missing = measuring.why_not_installed()
     if missing:

@@ -33,7 +33,7 @@ QUESTION = Question(
     groups={"": ("lora_rank", "lora_targets")},
     headline=headline,
     charts=counted.total_against_active,
-    beside_table=counted.treemap,
+    table_chart=counted.treemap,
     after_table=counted.beside_others,
 )
 

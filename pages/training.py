@@ -23,7 +23,7 @@ def headline(answer: TrainingAnswer, numbers: Numbers) -> list[Metric]:
         Metric(
             "Needed per GPU",
             numbers.show(answer.driver_bytes),
-            "Peak of the tensors, and what lies beside them; as nvidia-smi shows it. With the highest overheads that were "
+            "Peak allocated with CUDA and framework overhead: GPU memory as nvidia-smi shows it. With the highest overheads that were "
             f"reported: {numbers.show(answer.driver_upper_bytes)}",
         ),
         Metric(
@@ -36,7 +36,9 @@ def headline(answer: TrainingAnswer, numbers: Numbers) -> list[Metric]:
         Metric("Optimizer", numbers.show(answer.optimizer_bytes), "The shard of one device, master weights included"),
         Metric("Activations", numbers.show(answer.activations_bytes), "What forward keeps for backward, at its end"),
         Metric(
-            "Beside the tensors", numbers.show(sum(answer.overhead)), "CUDA context, NCCL, workspace, fragmentation"
+            "CUDA and framework overhead",
+            numbers.show(sum(answer.overhead)),
+            "CUDA context, NCCL, workspace, fragmentation",
         ),
         Metric(
             "Host and NVMe",
@@ -63,7 +65,7 @@ def _charts(answer: TrainingAnswer, numbers: Numbers, key: str) -> None:
 
 QUESTION = Question(
     command="train",
-    intro="Memory of one training step on each device: states, activations and what lies beside the tensors.",
+    intro="Memory of one training step on each device: states, activations, and CUDA and framework overhead.",
     groups={
         "": ("seq", "micro_batch", "dp", "zero"),
         "Precision and optimizer": ("recipe", "optimizer", "optimizer_kernel"),
@@ -72,7 +74,7 @@ QUESTION = Question(
         "Activations": ("recompute", "implementation", "attention", "loss", "dropout"),
         "Method": ("method", "lora_rank", "lora_targets", "offload", "nvme", "nvme_GBps"),
         "Objective": ("objective", "prompt_tokens", "reference"),
-        "Beside the tensors": ("context_mib", "nccl_mib", "workspace_mib", "fragmentation_percent"),
+        "CUDA and framework overhead": ("context_mib", "nccl_mib", "workspace_mib", "fragmentation_percent"),
     },
     headline=headline,
     charts=_charts,

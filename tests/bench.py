@@ -1,4 +1,4 @@
-"""`make bench`: speed and size beside their targets, as medians and ratios of one run. Nothing here can fail a build."""
+"""`make bench`: speed and size against their targets, as medians and ratios of one run. Nothing here can fail a build."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`make bench-gpu`: each Triton kernel beside the vendor's program on this machine's GPU, medians of one run, beside their targets.
+"""`make bench-gpu`: each Triton kernel against the vendor's program on this machine's GPU, medians of one run, against their targets.
 
-Nothing here can fail a build. The bandwidth roof is what torch's own copy of 2 GiB reaches in the same run; the data sheet's is told
-beside it. Not run on a GPU yet: its table is tested in Triton's interpreter.
+Nothing here can fail a build. The bandwidth roof is what torch's own copy of 2 GiB reaches in the same run; the data sheet's is printed
+with it. Not run on a GPU yet: its table is tested in Triton's interpreter.
 """
 
 from __future__ import annotations

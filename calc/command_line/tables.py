@@ -90,7 +90,7 @@ _UNITS = (("_bytes", "bytes"), ("bytes_per_token", "bytes"), ("bytes_per_sequenc
 
 
 def _cell(key: str, value: object) -> str:
-    """A value with its unit for reading, exact beside it where the two differ."""
+    """A value with its unit for reading, and exact where the two differ."""
     if value is None:
         return "unknown"
     if isinstance(value, bool):

@@ -26,7 +26,7 @@ class Attention:
     `rotary_dim` is the part of a head that is turned (0: all); `rotary_joined`: the program copies the head together again.
     `gated`: the query projection also makes an output gate of the same width. `shares_kv`: keys and values are an earlier layer's.
     `inputs` is the width that query, key and value read where it is not the hidden size. `passes`: the scores are computed so often.
-    `routed`: query and output projections are experts, which the layer holds beside (JetMoE).
+    `routed`: query and output projections are experts, which the layer holds (JetMoE).
     """
 
     hidden_size: int
@@ -148,7 +148,7 @@ class LatentAttention:
 class CompressedAttention:
     """DeepSeek-V4's attention: one head serves as key and value for all queries, over a window and over compressed entries.
 
-    Every `compress` tokens leave one entry of `head_dim` beside the window (0: the window alone). With an `indexer` a query
+    Every `compress` tokens leave one entry of `head_dim` outside the window (0: the window alone). With an `indexer` a query
     attends to its `topk` best entries, without one to all. Queries come from a latent of `q_lora_rank`; the output goes through
     `o_groups` groups of `o_lora_rank`. `compressor` holds the weights that make the entries.
     """

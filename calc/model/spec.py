@@ -81,7 +81,7 @@ class Stack:
 
 @dataclass(frozen=True, eq=False)
 class Tower:
-    """A part of the model beside the language decoder: a vision or audio encoder, a projector, a text encoder, the
+    """A part of the model besides the language decoder: a vision or audio encoder, a projector, a text encoder, the
     multi-token-prediction layers. `in_total` is False for what the published checkpoint holds but the model class does not build."""
 
     name: str
@@ -92,7 +92,7 @@ class Tower:
 
 @dataclass(frozen=True, eq=False)
 class ModelSpec:
-    """A model: embeddings, a stack of layers, a final norm, a head, and what stands beside them.
+    """A model: embeddings, a stack of layers, a final norm, a head, and what else it has.
 
     `assumptions` lists what the config left to its class; `unread` the config's fields that no rule understood.
     """

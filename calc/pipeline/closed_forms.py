@@ -1,4 +1,4 @@
-"""What the literature says in closed form about a schedule, to be laid beside the simulation."""
+"""What the literature says in closed form about a schedule, to be laid against the simulation."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Form(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClosedForm:
-    """A published value beside the simulated one.
+    """A published value against the simulated one.
 
     `quantity` is the answer's name for it. `applies` says whether the plan meets the formula's assumptions: then the two
     values agree. Where it does not, the formula is a guide and the simulation is the answer.
@@ -58,7 +58,7 @@ class ClosedForm:
     numbers: Mapping[str, Number]
 
     def as_json(self, simulated: Number) -> dict[str, Any]:
-        """The form as JSON, with the simulated value beside."""
+        """The form as JSON, with the simulated value."""
         return {
             "quantity": self.quantity,
             "value": self.value,
@@ -174,7 +174,7 @@ _FORMS: Mapping[str, tuple[_Form, ...]] = {
             (
                 _EVEN,
                 "F, I and W are equal",
-                "a forward and the backward beside it run as one block, which hands nothing on before its end; the simulation "
+                "a forward and the backward with it run as one block, which hands nothing on before its end; the simulation "
                 "runs one after the other and hands each on at its end, which leaves less of a bubble",
             ),
         ),

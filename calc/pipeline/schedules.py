@@ -74,7 +74,7 @@ SCHEDULES: Mapping[str, Schedule] = {
     ),
     "dualpipe-v": Schedule(
         "DualPipeV",
-        "DualPipe folded into a V: in its main part a forward runs beside a backward.",
+        "DualPipe folded into a V: in its main part a forward runs with a backward.",
         *_DUALPIPE,
         chunks="two",
         shape="v",

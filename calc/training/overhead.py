@@ -35,7 +35,7 @@ SOURCES = {
 
 
 class Overhead(NamedTuple):
-    """Bytes beside the tensors. `context` and `nccl` lie outside the allocator, the others inside what it reserves."""
+    """Bytes besides the tensors. `context` and `nccl` lie outside the allocator, the others inside what it reserves."""
 
     context: int
     nccl: int

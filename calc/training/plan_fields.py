@@ -192,7 +192,7 @@ class PlanFields(BaseModel):
 
     @property
     def idle(self) -> dict[str, str]:
-        """Fields that change nothing beside the others, each with the reason."""
+        """Fields that change nothing with the others as they are, each with the reason."""
         reasons = {
             "lora_rank": "" if self.lora else "method is full",
             "schedule": "" if self.pp > 1 else "pp is 1",

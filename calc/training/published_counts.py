@@ -1,4 +1,4 @@
-"""Other people's counts of activations, to be shown beside ours."""
+"""Other people's counts of activations, to be compared with ours."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Run(NamedTuple):
 
     def highest(self, *, neighbours: bool) -> list[int]:
         """The segments among which the highest is: what is alive besides a segment changes evenly along its likes. With
-        `neighbours`, those beside other segments stand apart."""
+        `neighbours`, those next to other segments stand apart."""
         ends = {self.start, self.stop - 1}
         inner = {self.start + 1, self.stop - 2} & set(range(self.start, self.stop))
         return sorted(ends | inner if neighbours else ends)

@@ -38,7 +38,7 @@ _TABLE = (
     Job(
         "ddp-states",
         "measure.distributed.ddp",
-        "bytes a rank with dp=N, ZeRO off: states under DistributedDataParallel, and its gradient buckets beside them",
+        "bytes a rank with dp=N, ZeRO off: states under DistributedDataParallel, and its gradient buckets",
         f"{_DEVICES}; 0.2 GB (small) or 4 GB (medium) a rank",
         12.0,
     ),

@@ -170,7 +170,7 @@ def _simulated(steps: Steps, schedule: str, chunks: int, microbatches: int) -> P
 
 
 def rows_of(case: str, schedule: str, chunks: int, microbatches: int, steps: Steps) -> Iterator[Measured]:
-    """Timed steps beside the simulation with their median times."""
+    """Timed steps against the simulation with their median times."""
     answer = _simulated(steps, schedule, chunks, microbatches)
     expected = [
         [

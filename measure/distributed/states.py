@@ -138,7 +138,7 @@ def observed(parameters: Iterable[Tensor], state: Mapping[Any, Mapping[str, Any]
 
 
 def rows(group: Group, case: str, expected: Sequence[States], found: States) -> Iterator[Measured]:
-    """Every rank's states, predicted beside measured: `rank_0/parameters` and so on."""
+    """Every rank's states, predicted against measured: `rank_0/parameters` and so on."""
     for rank, (each, mine) in enumerate(zip(expected, group.gather(tuple(found)), strict=True)):
         for name, predicted_bytes, measured_bytes in zip(States._fields, each, mine, strict=True):
             yield Measured(case, f"rank_{rank}/{name}", predicted_bytes, measured_bytes, "bytes")

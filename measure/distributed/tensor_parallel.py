@@ -1,6 +1,6 @@
 """States of a decoder under parallelize_module: tp = N, projections by columns and rows, embedding and head by vocabulary.
 
-The loss of the divided model stands beside the whole model's: the same program, or the bytes mean nothing. Weights are padded to
+The loss of the divided model is compared with the whole model's: the same program, or the bytes mean nothing. Weights are padded to
 the same rows on every rank, gradients and moments are not. PyTorch 2.13 leaves the embedding's gradient whole on every rank (a
 RowwiseParallel embedding gives a replicated one); calc.training, like Megatron, counts a share.
 """
@@ -52,8 +52,8 @@ def size_for(size: str, ranks: int) -> Size:
 
 
 def run(group: Group, size: str) -> Iterator[Measured]:
-    """Each rank's states; `largest_share/gradients`, calc.training's figure beside the rank that holds most; `loss` of the first step,
-    the whole model's beside the divided one's. InputError unless N divides the heads."""
+    """Each rank's states; `largest_share/gradients`, calc.training's figure against the rank that holds most; `loss` of the first step,
+    the whole model's against the divided one's. InputError unless N divides the heads."""
     chosen = size_for(size, group.size)
     tokens = states.tokens_of(chosen, group, 0)  # the same on all: they share one model
     for index, recipe in enumerate(RECIPES):

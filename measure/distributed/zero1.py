@@ -21,7 +21,7 @@ RECIPES = ("fp32", "pure-bf16")
 
 
 def run(group: Group, size: str) -> Iterator[Measured]:
-    """Each rank's states, then `largest_share/optimizer`: ZeRO's even division beside the rank that holds most."""
+    """Each rank's states, then `largest_share/optimizer`: ZeRO's even division against the rank that holds most."""
     for index, recipe in enumerate(RECIPES):
         case = states.case_of(group, size, recipe)
         group.tell(index / len(RECIPES), case)

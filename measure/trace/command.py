@@ -87,7 +87,7 @@ def _idle_pools(config: dict[str, Any], name: str, plan: TrainingPlan) -> int:
 def _answer(
     observed: Mapping[str, Any], plan: TrainingPlan, gpu: Gpu | None, told: TrainingAnswer | None, idle: int
 ) -> dict[str, Any]:
-    """What was observed, completed, and with the prediction beside it where there is one."""
+    """What was observed, completed, and with the prediction where there is one."""
     data = _completed(observed, plan, gpu, idle)
     if told is None:
         return data

@@ -78,7 +78,7 @@ def parser() -> Parser:
         "--ledger", action="store_true", help="print what each layer keeps for backward, operation by operation"
     )
     made.add_argument(
-        "--compare", action="store_true", help="print the prediction beside what was traced, with the error, by path"
+        "--compare", action="store_true", help="print the prediction against what was traced, with the error, by path"
     )
     made.add_argument(
         "--attached",

@@ -159,7 +159,7 @@ def _with_adapters(model: nn.Module, options: TraceOptions) -> nn.Module:
 def find_stack(model: nn.Module, layers: int | None, neighbours: bool = False) -> Stack:
     """The decoder layers and which of them are to be run: the first, the last and one of each kind between, or `layers` of them.
 
-    `neighbours`: what happens in a layer depends on those beside it, as with FSDP2, which gathers one while another runs.
+    `neighbours`: what happens in a layer depends on its neighbours, as with FSDP2, which gathers one while another runs.
     """
     config = text_config(model)
     lists = [
@@ -182,7 +182,7 @@ def why_no_step(model: Any) -> str:
     if own.get_output_embeddings() is not None:
         return ""
     pictures = "pixel_values" in signature(own.forward).parameters
-    return "reads pictures beside or instead of text" if pictures else "has no head over a vocabulary and so no loss"
+    return "reads pictures with or instead of text" if pictures else "has no head over a vocabulary and so no loss"
 
 
 def _kind(layer: nn.Module, config: Any, index: int) -> str:
@@ -220,7 +220,7 @@ def choose_layers(kinds: Sequence[str], layers: int | None) -> tuple[int, ...]:
 
 
 def _choose_with_neighbours(kinds: Sequence[str], layers: int | None) -> tuple[int, ...]:
-    """The same, with a layer's kind told by those beside it too; all are run where the chosen ones meet other neighbours."""
+    """The same, with a layer's kind told by its neighbours too; all are run where the chosen ones meet other neighbours."""
     around = _with_neighbours(kinds)
     chosen = choose_layers(around, layers)
     run = sorted(set(chosen))

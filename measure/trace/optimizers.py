@@ -10,7 +10,7 @@ from torch import nn
 
 from calc.errors import InputError
 
-# name, class in torch.optim, arguments beside the parameters
+# name, class in torch.optim, arguments besides the parameters
 OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "adamw": ("AdamW", {}),
     "adam": ("Adam", {}),

@@ -16,7 +16,7 @@ from calc.model.weights import Part
 
 _STATES = ("parameters", "gradients", "optimizer")
 _MOMENTS = {"exp_avg": "moment_1", "exp_avg_sq": "moment_2", "momentum_buffer": "momentum"}
-_BESIDE = {  # what the prediction lists among the activations: its names, and the place that both share
+_OUTSIDE_BLOCKS = {  # what the prediction lists among the activations: its names, and the place that both share
     "cosines": "rotary", "sines": "rotary", "frequencies": "rotary", "original_frequencies": "rotary",
     "loss": "end/loss", "input_ids": "input_ids", "position_ids": "model", "mask": "model",
     "router_correction": "router_correction", "embedding_scale": "layers/residual",
@@ -111,9 +111,9 @@ class _Names:
         return rest
 
     def _predicted_activation(self, rest: list[str]) -> str:
-        beside = _BESIDE.get(re.sub(r"_\d+$", "", rest[0]))
-        if beside:
-            return beside
+        outside = _OUTSIDE_BLOCKS.get(re.sub(r"_\d+$", "", rest[0]))
+        if outside:
+            return outside
         if rest[-1] == "input" and len(rest) < 3:
             return _STREAM
         if rest[0] == "layers":

@@ -1,6 +1,6 @@
 """What can be measured: a plain table of workloads, each named with the formula that it tests.
 
-To add one: a function `NAME(setting)` in a module beside this that yields `Measured` rows, and a line in WORKLOADS. Importing
+To add one: a function `NAME(setting)` in a module of this folder that yields `Measured` rows, and a line in WORKLOADS. Importing
 this imports no torch.
 """
 
@@ -36,7 +36,7 @@ class Workload:
 
 
 def _later(module: str, function: str = "run") -> Run:
-    """The function of a module beside this, imported (with torch) when it is run."""
+    """The function of a module of this folder, imported (with torch) when it is run."""
 
     def run(setting: Setting) -> Iterator[Measured]:
         found: Run = getattr(import_module(f"measure.workloads.{module}"), function)
@@ -72,7 +72,7 @@ _TABLE = (
     ),
     Workload(
         "amp",
-        "states, activations and peaks of autocast beside fp32 and bf16",
+        "states, activations and peaks of autocast against fp32 and bf16",
         _TRACED,
         _later("training_memory", "amp"),
         3.0,
@@ -80,7 +80,7 @@ _TABLE = (
     ),
     Workload(
         "lora",
-        "states, activations and peaks with peft's adapters beside full training",
+        "states, activations and peaks with peft's adapters against full training",
         _TRACED,
         _later("training_memory", "lora"),
         3.0,
@@ -161,7 +161,7 @@ _TABLE = (
     ),
     Workload(
         "context-and-workspace",
-        "lines beside the tensors: CUDA context, cuBLAS workspace, fragmentation",
+        "CUDA and framework overhead: CUDA context, cuBLAS workspace, fragmentation",
         "a GPU",
         _later("gpu_only", "context_and_workspace"),
         0.1,
@@ -176,7 +176,7 @@ _TABLE = (
     ),
     Workload(
         "flops",
-        "exact training FLOPs and 6ND beside PyTorch's FlopCounterMode, and the MFU that a step reaches",
+        "exact training FLOPs and 6ND against PyTorch's FlopCounterMode, and the MFU that a step reaches",
         "any device",
         _later("compute_flops"),
         4.0,

@@ -1,7 +1,7 @@
-"""Standard attention beside flash: what each keeps for backward, and its time, as the sequence grows.
+"""Standard attention against flash: what each keeps for backward, and its time, as the sequence grows.
 
 On any device the kept bytes are counted by storage, as autograd packs them; on a GPU the allocator's peak and Triton's kernel stand
-beside (that part has not run on a GPU yet).
+too (that part has not run on a GPU yet).
 """
 
 from __future__ import annotations

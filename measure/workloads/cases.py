@@ -1,4 +1,4 @@
-"""What workloads share: case after case, halved when memory runs out, and predicted beside measured as rows."""
+"""What workloads share: case after case, halved when memory runs out, and predicted against measured as rows."""
 
 from __future__ import annotations
 

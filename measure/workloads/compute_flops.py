@@ -1,4 +1,4 @@
-"""FLOPs of a real training step: calc's count and 6ND beside PyTorch's FlopCounterMode, and the MFU that the step reaches."""
+"""FLOPs of a real training step: calc's count and 6ND against PyTorch's FlopCounterMode, and the MFU that the step reaches."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _grouped(a: Sequence[int], b: Sequence[int], *_: object, **__: object) -> in
 
 
 def _used(setting: Setting, times: Spread, flops: ComputeAnswer) -> Iterator[Measured]:
-    """The step's time beside that of its FLOPs at the rate of a matmul, and its MFU of the data sheet's peak where there is one."""
+    """The step's time against that of its FLOPs at the rate of a matmul, and its MFU of the data sheet's peak where there is one."""
     dtype = torch.float32 if setting.device.kind == "cpu" else torch.bfloat16
     reached, sheet = measured_roofs(setting.device, dtype), sheet_roofs(setting.device, dtype)
     peak = sheet.flops or reached.flops

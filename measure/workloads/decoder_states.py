@@ -1,7 +1,7 @@
-"""Parameter, gradient and optimizer bytes of a real decoder after two AdamW steps, predicted beside measured, by path.
+"""Parameter, gradient and optimizer bytes of a real decoder after two AdamW steps, predicted against measured, by path.
 
 Predicted from the config by calc alone; measured by summing the storages of the tensors that transformers and torch made. On
-a GPU the allocator's own count stands beside them (that part has not run on a GPU yet).
+a GPU the allocator's own count is compared too (that part has not run on a GPU yet).
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def _transfers(setting: Setting, nbytes: int) -> Iterator[Measured]:
 
 
 def context_and_workspace(setting: Setting) -> Iterator[Measured]:
-    """What a process takes of the GPU beside its tensors, and what the allocator reserves beyond them, beside `train`'s lines."""
+    """What a process takes of the GPU besides its tensors, and what the allocator reserves beyond them, against `train`'s lines."""
     needs_gpu(setting, "context-and-workspace")
     cases = [
         Case("a process of its own", partial(_context, setting)),
@@ -80,7 +80,9 @@ def _context(setting: Setting, divisor: int) -> Iterator[Measured]:
         assert tenant.stdout is not None
         said = tenant.stdout.readline()
         if not said:
-            raise RuntimeError("a second process could not use the GPU beside this one (is it in exclusive mode?)")
+            raise RuntimeError(
+                "a second process could not use the GPU while this one has it (is it in exclusive mode?)"
+            )
         reserved = int(said)
         during, _ = torch.cuda.mem_get_info(setting.device.name)
         tenant.communicate("")

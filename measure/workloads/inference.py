@@ -79,7 +79,7 @@ def _cache_bytes(model: nn.Module, length: int) -> int:
 
 
 def prefill_decode(setting: Setting) -> Iterator[Measured]:
-    """Seconds to the first token and for each further one, beside the roofline of what this device reaches."""
+    """Seconds to the first token and for each further one, against the roofline of what this device reaches."""
     prompt = {"small": 256, "medium": 2048}[setting.size]
     cases = [Case(f"{setting.size} Llama, batch {batch}", partial(_served, setting, prompt, batch)) for batch in (1, 4)]
     return each(setting, cases)

@@ -1,4 +1,4 @@
-"""A timed kernel as rows: its time, rate or bandwidth beside the roof, and its arithmetic intensity for the roofline plot."""
+"""A timed kernel as rows: its time, rate or bandwidth against the roof, and its arithmetic intensity for the roofline plot."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def time_row(name: str, times: Spread, predicted: float | None) -> Measured:
 
 
 def rate_row(name: str, times: Spread, flops: int, roof: float | None) -> Measured:
-    """FLOP/s in 10**12, beside the peak."""
+    """FLOP/s in 10**12, against the peak."""
     p20, middle, p80 = (flops / seconds / TB for seconds in reversed(times))
     return Measured("", f"rate/{name}", roof and roof / TB, middle, "TFLOP/s", p20, p80)
 
 
 def bandwidth_row(name: str, times: Spread, nbytes: int, roof: float | None) -> Measured:
-    """Bytes/s in 10**9, reads and writes counted, beside the memory's bandwidth."""
+    """Bytes/s in 10**9, reads and writes counted, against the memory's bandwidth."""
     p20, middle, p80 = (nbytes / seconds / GB for seconds in reversed(times))
     return Measured("", f"bandwidth/{name}", roof and roof / GB, middle, "GB/s", p20, p80)
 

@@ -1,4 +1,4 @@
-"""Quantisation errors on real tensors beside their bounds: absmax int8 and NF4, on a built model's weights and activations."""
+"""Quantisation errors on real tensors against their bounds: absmax int8 and NF4, on a built model's weights and activations."""
 
 from __future__ import annotations
 

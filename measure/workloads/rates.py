@@ -1,4 +1,4 @@
-"""How fast matrices multiply and memory copies: torch's kernels beside Triton's, against the data sheet.
+"""How fast matrices multiply and memory copies: torch's kernels against Triton's, against the data sheet.
 
 The data sheet's figure is a peak; what is reached of it is the finding, and what calibration takes. Not run on a GPU yet.
 """

@@ -28,7 +28,7 @@ PEAKS: Final = ("forward", "backward", "step")
 
 
 class Step(NamedTuple):
-    """Bytes of one step as `train` names them: states, what forward leaves beside them, and the highest point of each phase."""
+    """Bytes of one step as `train` names them: states, what forward leaves, and the highest point of each phase."""
 
     parameters: int
     gradients: int
@@ -176,6 +176,6 @@ def quantity(name: str) -> str:
 
 
 def step_rows(predicted: Step, observed: Step, names: Iterable[str] = Step._fields) -> Iterator[Measured]:
-    """Predicted beside measured, figure by figure."""
+    """Predicted against measured, figure by figure."""
     for name in names:
         yield Measured("", quantity(name), getattr(predicted, name), getattr(observed, name), "bytes")

@@ -1,4 +1,4 @@
-"""The memory of a training step, predicted by `train` beside what the real program does.
+"""The memory of a training step, predicted by `train`, against what the real program does.
 
 On a GPU torch's allocator is read (not run on one yet); on the CPU the same program runs with fake tensors, by CUDA's choices.
 """
@@ -91,7 +91,7 @@ def _plans(setting: Setting, plans: Mapping[str, Mapping[str, Any]], names: tupl
 
 
 def amp(setting: Setting) -> Iterator[Measured]:
-    """States, activations and peaks under autocast, beside those in fp32 and in bf16 alone."""
+    """States, activations and peaks under autocast, against those in fp32 and in bf16 alone."""
     plans = {recipe: {"recipe": recipe} for recipe in ("amp", "fp32", "pure-bf16")}
     return _plans(setting, plans, Step._fields)
 
@@ -168,7 +168,7 @@ _TIMED: Final = {"small": (llama(256, 704, 4, 4, 4, 500), 256), "medium": (llama
 
 
 def _extra_time(setting: Setting, divisor: int) -> Iterator[Measured]:
-    """Seconds of forward and backward, with and without recomputation, beside the FLOPs' ratio."""
+    """Seconds of forward and backward, with and without recomputation, against the FLOPs' ratio."""
     config, seq = _TIMED[setting.size]
     device = torch.device(setting.device.name)
     recipe = "fp32" if setting.device.kind == "cpu" else "pure-bf16"

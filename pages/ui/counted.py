@@ -1,4 +1,4 @@
-"""Views of a parameter count: by component, total against active, beside the textbook and beside the Hub."""
+"""Views of a parameter count: by component, total and active, against the textbook and the Hub."""
 
 from __future__ import annotations
 
@@ -102,14 +102,14 @@ def _tiles(part: Component, active: Component, path: str, parent: str, copies: i
 
 def beside_others(answer: ParameterAnswer, side: Side) -> None:
     """What courses teach and what the Hub states, each with the reasons why it is another number."""
-    with st.expander("Beside the textbook form", icon=":material/menu_book:"):
+    with st.expander("Against the textbook form", icon=":material/menu_book:"):
         taught = answer.textbook
         st.markdown(
             f"By the textbook's V·h + L·(12.04·h² + 12.36·h) **{taught.total:,}**; exactly **{answer.total:,}**, "
             f"a difference of {answer.total - taught.total:+,}. The textbook's form"
         )
         st.markdown("".join(f"- {plain(reason)}\n" for reason in taught.reasons))
-    with st.expander("Beside what a Hub page says", icon=":material/database:"):
+    with st.expander("Against what a Hub page says", icon=":material/database:"):
         _stated(answer)
         if side.subject.model == HUB and st.toggle(
             "Read what its files store",

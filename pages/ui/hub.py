@@ -22,7 +22,7 @@ def spec(hub_id: str) -> ModelSpec:
 
 
 def stored(hub_id: str) -> Comparison | None:
-    """What the files of the model store, beside its exact count; None where that cannot be read. InputError as for `spec`."""
+    """What the files of the model store, against its exact count; None where that cannot be read. InputError as for `spec`."""
     _ask("stored", hub_id)
     return _stored(hub_id)
 

@@ -1,4 +1,4 @@
-"""Views of what is measured: this machine, a run as it goes, predicted beside measured, what was measured before."""
+"""Views of what is measured: this machine, a run as it goes, predicted against measured, what was measured before."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def result(run: Progress) -> None:
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Predicted beside measured, a tab for each workload of a suite."""
+    """Predicted against measured, a tab for each workload of a suite."""
     workloads = list(dict.fromkeys(row["workload"] for row in rows))
     if len(workloads) == 1:
         _cases(rows)
@@ -142,7 +142,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _cases(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Predicted beside measured by path, one table for each case; values to read and exact."""
+    """Predicted against measured by path, one table for each case; values to read and exact."""
     cases = list(dict.fromkeys(row["case"] for row in rows))
     for tab, case in zip(st.tabs(cases), cases, strict=True):
         here = [row for row in rows if row["case"] == case]

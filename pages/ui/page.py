@@ -32,7 +32,7 @@ class Question:
     """A page that asks one command. `groups` orders the plan's fields: "" is open, the rest fold away.
 
     `headline` makes the figures on top of the answer; `charts` draws it, with a key that is unique on the page, and
-    `beside_table` draws it once more beside the table; `after_table` tells more; `verdict` says whether it fits.
+    `table_chart` draws it once more next to the table; `after_table` tells more; `verdict` says whether it fits.
     """
 
     command: str
@@ -41,7 +41,7 @@ class Question:
     headline: Callable[[Any, Numbers], list[Metric]]
     charts: Callable[[Any, Numbers, str], None]
     verdict: Callable[[Any, Numbers], Verdict] | None = None
-    beside_table: Callable[[Any, Numbers, str], None] | None = None
+    table_chart: Callable[[Any, Numbers, str], None] | None = None
     after_table: Callable[[Any, Side], None] | None = None
 
     def ask(self, side: Side, plan: BaseModel) -> Any:
@@ -126,11 +126,11 @@ def _answer(question: Question, side: Side, options: Mapping[str, Any]) -> None:
 
 
 def _table(question: Question, answer: Any, numbers: Numbers, side: Side) -> None:
-    """The table, with what the question draws beside it; above it where two scenarios share the width."""
-    if question.beside_table:
+    """The table, next to what the question draws; above it where two scenarios share the width."""
+    if question.table_chart:
         left, right = st.columns(2) if len(scenario.sides()) == 1 else (st.container(), st.container())
         with left:
-            question.beside_table(answer, numbers, side.prefix)
+            question.table_chart(answer, numbers, side.prefix)
         with right:
             views.table(answer.breakdown, numbers)
     else:

@@ -51,7 +51,7 @@ class View(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    compare: bool = Field(False, description="A second model, GPU and plan beside the first.")
+    compare: bool = Field(False, description="A second model, GPU and plan to compare with the first.")
     calibrated: Literal["off", "point", "bound"] = Field(
         "off",
         description="Put what was measured or imported for this GPU in place of what is assumed: the median, or the careful end. "

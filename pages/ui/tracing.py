@@ -1,4 +1,4 @@
-"""'Check with a trace': the same step run by PyTorch with fake tensors, in a process of its own, beside the prediction by path."""
+"""'Check with a trace': the same step run by PyTorch with fake tensors, in a process of its own, against the prediction by path."""
 
 from __future__ import annotations
 

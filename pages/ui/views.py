@@ -169,9 +169,9 @@ def _source(formula: Formula) -> str:
 
 
 def closed_forms(forms: Sequence[tuple[ClosedForm, float]]) -> None:
-    """What the literature says in closed form, each beside its simulated value."""
+    """What the literature says in closed form, each against its simulated value."""
     if forms:
-        with st.expander("Beside the closed forms of the literature", icon=":material/menu_book:"):
+        with st.expander("Against the closed forms of the literature", icon=":material/menu_book:"):
             for form, simulated in forms:
                 applies = "" if form.applies else " (this plan is outside its assumptions: a guide only)"
                 st.markdown(
@@ -281,16 +281,16 @@ def in_blocks(answer: ServingAnswer, numbers: Numbers) -> str:
     return f"To the last byte of the room. Its {room.blocks:,} whole blocks of {block:,} tokens hold {room.blocks * block:,}"
 
 
-_BESIDE = {"context": "CUDA context", "nccl": "NCCL", "workspace": "workspace", "fragmentation": "fragmentation"}
+_OVERHEAD = {"context": "CUDA context", "nccl": "NCCL", "workspace": "workspace", "fragmentation": "fragmentation"}
 
 
 def held_by_stage(answer: TrainingAnswer, most: int = 16) -> dict[str, list[tuple[str, float]]]:
-    """What one device of each stage holds at its highest point, with what lies beside its tensors; the first `most` stages."""
+    """What one device of each stage holds at its highest point, with its CUDA and framework overhead; the first `most` stages."""
     rows = {}
     for memory in answer.stages[:most]:
         tensors = [(spaced(part.name), part.total) for part in components(memory)]
-        beside = answer.totals_of(memory).overhead._asdict()
+        overhead = answer.totals_of(memory).overhead._asdict()
         rows[f"stage {memory.stage.rank}"] = tensors + [
-            (_BESIDE[name], value) for name, value in beside.items() if value
+            (_OVERHEAD[name], value) for name, value in overhead.items() if value
         ]
     return rows

@@ -43,19 +43,19 @@ def save(records, run, workload, *rows, environment=A100):
 
 @pytest.fixture
 def measured(records):
-    """Three runs of each rate, and one of what lies beside the tensors."""
+    """Three runs of each rate, and one of CUDA and framework overhead."""
     for at, (median, low) in enumerate(((1700.0, 1650.0), (1800.0, 1790.0), (1750.0, 1740.0))):
         save(records, f"bandwidth-{at}", "memory-bandwidth", bandwidth(median / 2, low / 2), bandwidth(median, low))
     for at, (median, low) in enumerate(((250.0, 240.0), (260.0, 258.0), (255.0, 251.0))):
         save(
             records, f"rate-{at}", "matmul-rate", rate(median, low), rate(20.0, 19.0), rate(300.0, 299.0, "fp16/torch")
         )
-    beside = (
+    overhead = (
         Measured("a process", "context", 512 * MiB, 400 * MiB, "bytes"),
         Measured("small", "workspace", 8_519_680, 16 * MiB, "bytes"),
         Measured("small", "fragmentation over peak", 0.05, 0.02, "ratio"),
     )
-    save(records, "beside", "context-and-workspace", *beside)
+    save(records, "overhead", "context-and-workspace", *overhead)
     peaks = [
         Measured("2 layers", f"peak/{name}", 1000, value, "bytes")
         for name, value in (("forward", 1010), ("step", 1030))

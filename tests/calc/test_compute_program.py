@@ -181,7 +181,7 @@ _SEES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "nu
 _SEES |= {"image_size": 28, "patch_size": 14}
 _ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}}
 _QWEN = {"hidden_size": 64, "out_hidden_size": 64, "intermediate_size": 96, "depth": 1, "num_heads": 4}
-# class: (fields of its text, its encoder's, those beside)
+# class: (fields of its text, its encoder's, the rest)
 SEEING = {
     "Qwen2_5_VLForConditionalGeneration": (_BASE | _ROPE, _QWEN, {}),
     "Glm4vForConditionalGeneration": (_BASE | _ROPE, _QWEN | {"image_size": 28}, {}),

@@ -1,4 +1,4 @@
-"""LoRA's trainable parameters equal what peft trains, "all-linear" and named, on experts in one tensor and beside a vision encoder."""
+"""LoRA's trainable parameters equal what peft trains, "all-linear" and named, on experts in one tensor and next to a vision encoder."""
 
 from __future__ import annotations
 

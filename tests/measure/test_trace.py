@@ -105,7 +105,7 @@ def test_layers_laid_together_are_the_model_run_whole(config, options):
         assert getattr(short, name) == getattr(whole, name)
 
 
-# what torch's documentation says each optimizer keeps for a parameter, in copies of it (beside scalars)
+# what torch's documentation says each optimizer keeps for a parameter, in copies of it (besides scalars)
 @pytest.mark.parametrize(
     ("optimizer", "copies"),
     [
@@ -141,15 +141,15 @@ def test_states_are_what_the_recipe_says():
 
 
 def test_foreach_holds_one_copy_of_the_second_moment_loop_two_of_the_largest_tensor_fused_none():
-    beside = {}
+    temporaries = {}
     for kernel in ("foreach", "loop", "fused"):
         result = traced(TINY, seq=16, micro_batch=1, rounding=1, optimizer_kernel=kernel)
         states = result.parameters_bytes + result.gradients_bytes + result.optimizer_bytes
-        beside[kernel] = result.phases["step"] - states
-    rest = beside["fused"]
-    assert beside["foreach"] - rest == result.parameters_bytes
+        temporaries[kernel] = result.phases["step"] - states
+    rest = temporaries["fused"]
+    assert temporaries["foreach"] - rest == result.parameters_bytes
     last_norm = 2 * 256  # the divisor of the parameter before the head is still bound to its name
-    assert beside["loop"] - rest == 2 * (2 * 1000 * 256) + last_norm
+    assert temporaries["loop"] - rest == 2 * (2 * 1000 * 256) + last_norm
 
 
 def test_a_second_micro_batch_runs_beside_the_gradients_of_the_first():

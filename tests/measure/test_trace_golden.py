@@ -65,10 +65,10 @@ def test_head_and_loss_peak_at_two_and_a_half_and_three_times_the_fp32_logits():
     assert head["lm_head"].nbytes == 2 * seq * config["hidden_size"]
     kept = [row.nbytes for row in outside if row.op == "_log_softmax"]
     assert kept == [logits]
-    beside = result.parameters_bytes + result.optimizer_bytes + result.activations_bytes - logits
+    rest = result.parameters_bytes + result.optimizer_bytes + result.activations_bytes - logits
     scratch = 2**20  # labels, rotary tables' temporaries: far under one logit copy of 500 MiB
-    assert abs(result.phases["forward"] - beside - 2.5 * logits) < scratch
-    assert abs(result.phases["backward"] - beside - 3.0 * logits) < scratch
+    assert abs(result.phases["forward"] - rest - 2.5 * logits) < scratch
+    assert abs(result.phases["backward"] - rest - 3.0 * logits) < scratch
     assert abs(result.activations_bytes - sum(r.nbytes * r.count for r in result.saved if r.layer is not None)
                - logits - 8 * seq * config["hidden_size"]) < 4 * 2**20  # fmt: skip
 

@@ -90,7 +90,7 @@ SHAPES = (
     (2050, 5),
 )
 # (model, seq, micro_batch, program): what the grid once missed, since no other case peaks there.
-BESIDE = (("gpt-oss-20b", 4096, 1, ("amp", "full", "sdpa", "lora attention")),)  # scores of a softmax with sinks
+EXTRA = (("gpt-oss-20b", 4096, 1, ("amp", "full", "sdpa", "lora attention")),)  # scores of a softmax with sinks
 LEARNED_POSITIONS = 1024  # GPT-2's
 SAMPLE = int(os.environ.get("TRAINING_GRID_SAMPLE", "6"))
 SEED = int(os.environ.get("TRAINING_GRID_SEED", "20261130"))
@@ -137,7 +137,7 @@ def grid() -> Iterator[Case]:
         for column, program in enumerate(PROGRAMS):
             seq, micro_batch = SHAPES[(row + column) % len(SHAPES)]
             yield Case(model, _length(model, seq), micro_batch, *program)
-    for model, seq, micro_batch, program in BESIDE:
+    for model, seq, micro_batch, program in EXTRA:
         yield Case(model, seq, micro_batch, *program)
 
 

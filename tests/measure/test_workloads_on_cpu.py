@@ -225,7 +225,7 @@ def test_quantisation_errors_keep_their_bounds():
         if "largest" in row.quantity:
             assert 0.9 * row.predicted < row.measured <= row.predicted * (1 + 1e-9), row
     bits = [row for row in rows if row.unit == "bits"]
-    assert [round(row.predicted, 3) for row in bits] == [4.127] * 4  # QLoRA's 0.127 bits beside the four
+    assert [round(row.predicted, 3) for row in bits] == [4.127] * 4  # QLoRA's 0.127 bits on top of the four
     assert all(0 <= row.relative_error < 0.002 for row in bits)  # the last group of scales may not be full
     uniform = {row.quantity: row.predicted for row in rows if row.case.startswith("uniform")}
     assert (round(uniform["int8/step"], 6), round(uniform["int8/largest error"], 6)) == (0.015748, 0.007874)

@@ -45,12 +45,12 @@ def figure(page, label):
 
 def test_switching_measurements_on_changes_the_training_page(page):
     open_page(page, page.url_of("training"))
-    before = figure(page, "Beside the tensors")
+    before = figure(page, "CUDA and framework overhead")
     page.get_by_role("combobox", name=re.compile("Use my measurements")).click()
     page.get_by_role("option", name="bound").click()
     page.wait_for_selector("text=measured by context-and-workspace on NVIDIA H100 80GB HBM3 (from a test), one run")
     settled(page)
-    assert figure(page, "Beside the tensors") != before
+    assert figure(page, "CUDA and framework overhead") != before
     assert "calibrated=bound" in page.url
     assert page.get_by_text("--calibrated bound").count() == 1
 

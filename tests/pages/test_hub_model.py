@@ -57,8 +57,8 @@ def test_an_id_of_the_hub_is_fetched_once_and_its_link_restores_it(page: Page, o
     link = page.url
     assert "hub_id=owner%2Fname%40main" in link
     open_page(page, link)
-    expect(page.get_by_text("Beside the textbook form")).to_be_visible()
-    unfold(page.get_by_text("Beside the textbook form"))
+    expect(page.get_by_text("Against the textbook form")).to_be_visible()
+    unfold(page.get_by_text("Against the textbook form"))
     expect(page.get_by_text(TOTAL).first).to_be_visible()
     assert len(hub.requests) == asked  # kept for an hour
 
@@ -75,7 +75,7 @@ def test_what_the_hub_stores_is_read_when_asked_for(page: Page, own_server: Serv
     header = json.dumps({"lm_head.weight": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}}).encode()
     hub.files["model.safetensors"] = len(header).to_bytes(8, "little") + header + b"\0" * 12
     open_page(page, f"{own_server.url}/parameters?model=hugging-face&hub_id=owner/name")
-    unfold(page.get_by_text("Beside what a Hub page says"))
+    unfold(page.get_by_text("Against what a Hub page says"))
     page.get_by_text("Read what its files store").click()
     expect(page.get_by_text("Stored: 6 elements")).to_be_visible()
     expect(page.get_by_text("not explained; the file may be one shard")).to_be_visible()

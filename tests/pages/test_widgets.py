@@ -116,7 +116,7 @@ def test_a_value_that_a_field_cannot_take_is_refused(plan, name, text):
         (TrainingPlan, "seq", "123"),
         (TrainingPlan, "global_batch", ""),
         (TrainingPlan, "tp", "3"),  # whether 3 divides the heads is for the page
-        (TrainingPlan, "virtual_stages", "2"),  # needs pp above 1, which may stand beside it
+        (TrainingPlan, "virtual_stages", "2"),  # needs pp above 1, which may stand next to it
         (TrainingPlan, "sequence_parallel", "on"),
         (PipelinePlan, "forward", "1,2,3,4"),
         (PipelinePlan, "virtual_stages", ""),

@@ -46,7 +46,7 @@ def rembert(fields: Fields) -> ModelSpec:
 
 
 def roc_bert(fields: Fields) -> ModelSpec:
-    """RoCBert: the pronunciation and the shape of a character beside it, joined by a dense layer."""
+    """RoCBert: the pronunciation and the shape of a character, joined to it by a dense layer."""
     spec = bert(Traits())(fields)
     h, width = dim("h", hidden(fields)), hidden(fields)
     tables = []

@@ -254,7 +254,7 @@ def assemble(
     """A decoder around its layers: token embedding, final norm (RMSNorm unless given), head unless tied.
 
     `tied` is the class's default of tie_word_embeddings; `never_tied` classes have their own head whatever the config says.
-    `embeddings` are tables beside the token table (positions); `token` is the width of the token table and the head where it
+    `embeddings` are tables besides the token table (positions); `token` is the width of the token table and the head where it
     is not the hidden size, `rows` the table's rows where they are not the head's; `vocab_key` names the vocabulary's field.
     """
     h, vocab = dim("h", hidden(fields)), dim("V", fields.size(vocab_key))

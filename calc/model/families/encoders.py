@@ -127,7 +127,7 @@ def _other(fields: Fields, traits: Traits) -> tuple[Part, ...]:
     if traits.head and traits.extra_bias and not fields.flag("tie_word_embeddings", default=True):
         parts.append(
             Part("head_bias", (Weight("bias", (dim("V", fields.size("vocab_size")),)),))
-        )  # beside the head's own
+        )  # besides the head's own
     return tuple(parts)
 
 

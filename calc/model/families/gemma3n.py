@@ -34,7 +34,7 @@ def _widths(fields: Fields, count: int) -> list[int]:
 
 
 def _streams(fields: Fields) -> tuple[Part, ...]:
-    """AltUp (arXiv 2301.13310): what predicts and corrects the streams around a layer. Laurel (arXiv 2411.07501) beside it."""
+    """AltUp (arXiv 2301.13310): what predicts and corrects the streams around a layer. Laurel (arXiv 2411.07501) next to it."""
     h, n = dim("h", hidden(fields)), dim("n", fields.size("altup_num_inputs", high=64))
     rank = dim("r_l", fields.size("laurel_rank"))
     altup = (

@@ -1,4 +1,4 @@
-"""Gemma 4's language model: wide heads where a layer sees all tokens, shared KV, inputs by layer, experts beside the MLP."""
+"""Gemma 4's language model: wide heads where a layer sees all tokens, shared KV, inputs by layer, experts next to the MLP."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def unified(fields: Fields) -> ModelSpec:
 
 
 def _feed_forward(fields: Fields, double: bool) -> tuple[FeedForward, tuple[str, ...]]:
-    """The MLP, with the experts beside it where there are any, and the names of the norms that they add."""
+    """The MLP, with the experts next to it where there are any, and the names of the norms that they add."""
     width = fields.size("intermediate_size") * (2 if double else 1)
     activation = fields.text("hidden_activation", default="gelu_pytorch_tanh")
     plain = mlp(fields, width=width, activation=activation)

@@ -1,4 +1,4 @@
-"""Hunyuan 1: norms over query and key after the rotation; dense, or with experts beside a shared MLP in every layer."""
+"""Hunyuan 1: norms over query and key after the rotation; dense, or with experts next to a shared MLP in every layer."""
 
 from __future__ import annotations
 

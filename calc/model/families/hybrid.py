@@ -260,7 +260,7 @@ def bamba(fields: Fields) -> ModelSpec:
 
 
 def granite_hybrid(fields: Fields) -> ModelSpec:
-    """Granite 4: Mamba 2 and attention, experts (none in the dense models) beside a shared MLP."""
+    """Granite 4: Mamba 2 and attention, experts (none in the dense models) next to a shared MLP."""
     kinds = layer_types(
         fields,
         {"linear_attention": "mamba", "mamba": "mamba", "full_attention": "full", "attention": "full"},

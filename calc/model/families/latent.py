@@ -45,7 +45,7 @@ def indexer(fields: Fields) -> Indexer:
 
 
 def deepseek(fields: Fields) -> ModelSpec:
-    """DeepSeek-V2, V3 and R1: latent attention, the first layers dense, then experts with shared ones beside them."""
+    """DeepSeek-V2, V3 and R1: latent attention, the first layers dense, then experts with shared ones."""
     if fields.data.get("moe_layer_freq", 1) != 1:
         raise InputError.of(fields.name("moe_layer_freq"), fields.data["moe_layer_freq"], "only 1 is understood")
     spec = _latent_moe(fields, {"full": lambda: latent_attention(fields)}, ["full"] * num_layers(fields))

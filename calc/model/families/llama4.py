@@ -1,4 +1,4 @@
-"""Llama 4: attention in chunks on three layers of four, experts with one always on, a vision encoder beside it."""
+"""Llama 4: attention in chunks on three layers of four, experts with one always on, a vision encoder."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def _gates(*names: str) -> tuple[Part, ...]:
 
 
 def _text(fields: Fields, pictures: Fields) -> ModelSpec:
-    """Llama's layers; beside them those of `cross_attention_layers`, which a text without a picture passes by."""
+    """Llama's layers, and those of `cross_attention_layers`, which a text without a picture passes by."""
     count = num_layers(fields)
     given = fields.items("cross_attention_layers") or _CROSS
     if not all(isinstance(at, int) and not isinstance(at, bool) for at in given):

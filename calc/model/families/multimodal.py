@@ -1,4 +1,4 @@
-"""Language models with a vision encoder beside them: each is an encoder, a projector and a family of text models."""
+"""Language models with a vision encoder: each is an encoder, a projector and a family of text models."""
 
 from __future__ import annotations
 

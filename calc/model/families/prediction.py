@@ -20,7 +20,7 @@ def count(fields: Fields, key: str = "num_nextn_predict_layers") -> int:
 def with_prediction(
     spec: ModelSpec, layers: int, layer: Layer | None = None, *, copies: bool = False, in_total: bool = False
 ) -> ModelSpec:
-    """The model with so many MTP layers beside it, each like its last layer unless `layer` is given (DeepSeek-V3, arXiv 2412.19437,
+    """The model with so many MTP layers, each like its last layer unless `layer` is given (DeepSeek-V3, arXiv 2412.19437,
     section 2.2): a projection of 2 h to h, norms on its two inputs and its output. `copies`: each stores the embedding and head too.
     """
     if not layers:

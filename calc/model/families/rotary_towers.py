@@ -91,7 +91,7 @@ def pixtral_tower(fields: Fields) -> Tower:
 
 
 def kimi_tower(fields: Fields) -> Tower:
-    """Kimi's MoonViT: LayerNorms, and a learned table of positions by row and column beside the rotary ones."""
+    """Kimi's MoonViT: LayerNorms, and a learned table of positions by row and column with the rotary ones."""
     width = fields.size("hidden_size")
     h, patch = dim("h", width), dim("p", fields.size("patch_size"))
     layer = vit_layer(

@@ -54,7 +54,7 @@ def _t5_stack(fields: Fields, count: int, decoder: bool) -> Stack:
 
 
 def t5(fields: Fields) -> ModelSpec:
-    """T5 and its v1.1: the decoder's layers, with the encoder beside them. transformers 5 always ties the head."""
+    """T5 and its v1.1: the decoder's layers, with the encoder. transformers 5 always ties the head."""
     h = dim("h", fields.size("d_model"))
     layers = fields.size("num_layers", high=MOST_LAYERS)
     depth = fields.size_or_none("num_decoder_layers", high=MOST_LAYERS) or layers
@@ -88,7 +88,7 @@ def t5(fields: Fields) -> ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What sets one of BART's kin apart. `offset`: rows of the position table beside the positions; None: no table."""
+    """What sets one of BART's kin apart. `offset`: rows of the position table beyond the positions; None: no table."""
 
     offset: int | None = 0
     embedding_norm: bool = True

@@ -20,7 +20,7 @@ MLP_TYPES = {"dense": "dense", "sparse": "moe"}
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """How experts are laid out. `shared_count` names how many shared experts (of `shared_width` wide each) stand beside the routed
+    """How experts are laid out. `shared_count` names how many shared experts (of `shared_width` wide each) join the routed
     ones; `shared_total` their whole width instead. `pattern` gives the kind of each layer."""
 
     width: tuple[str, ...] = ("moe_intermediate_size",)
@@ -202,7 +202,7 @@ def laguna(fields: Fields) -> ModelSpec:
 
 
 def cohere2_moe(fields: Fields) -> ModelSpec:
-    """Command A's mixture: experts beside attention on one norm."""
+    """Command A's mixture: experts next to attention on one norm."""
     if fields.size("num_shared_experts", default=0, low=0):
         raise InputError.of("num_shared_experts", fields.data.get("num_shared_experts"), "only 0 is understood")
     pattern = first_dense()(fields)

@@ -1,4 +1,4 @@
-"""Vision encoders that stand beside a language model: CLIP, SigLIP, InternVL's, Qwen 3's and Gemma 4's."""
+"""Vision encoders of a language model: CLIP, SigLIP, InternVL's, Qwen 3's and Gemma 4's."""
 
 from __future__ import annotations
 

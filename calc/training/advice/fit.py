@@ -160,26 +160,26 @@ class _Search:
         after, now = self._needed(values), self._needed(before)
         return after is not None and (now is None or after < now)
 
-    def mildest(self, move: Move, beside: Values) -> Values | None:
-        """The mildest values of the move that fit beside others, all together; None when none does."""
+    def mildest(self, move: Move, others: Values) -> Values | None:
+        """The mildest values of the move that fit with others, all together; None when none does."""
         values = move.values
         if not move.falls:
-            return next((found for value in values if self.fits(found := {**beside, **move.at(value)})), None)
-        if not values or not self.fits({**beside, **move.at(values[-1])}):
+            return next((found for value in values if self.fits(found := {**others, **move.at(value)})), None)
+        if not values or not self.fits({**others, **move.at(values[-1])}):
             return None
         low, high = 0, len(values) - 1
         while low < high:
             middle = (low + high) // 2
-            if self.fits({**beside, **move.at(values[middle])}):
+            if self.fits({**others, **move.at(values[middle])}):
                 high = middle
             else:
                 low = middle + 1
-        return {**beside, **move.at(values[low])}
+        return {**others, **move.at(values[low])}
 
-    def hardest(self, move: Move, beside: Values) -> Values | None:
-        """The values of the move that need least beside others; None when none is allowed."""
+    def hardest(self, move: Move, others: Values) -> Values | None:
+        """The values of the move that need least with others; None when none is allowed."""
         values = move.values[-1:] if move.falls else move.values
-        asked = ((self._needed({**beside, **move.at(value)}), value) for value in values)
+        asked = ((self._needed({**others, **move.at(value)}), value) for value in values)
         allowed = [(needs, index, value) for index, (needs, value) in enumerate(asked) if needs is not None]
         return move.at(min(allowed)[2]) if allowed else None
 
@@ -249,7 +249,7 @@ def changes_that_fit(spec: ModelSpec, plan: TrainingPlan, gpu: Gpu | None) -> tu
 
     On the same GPUs: each single change at the mildest value that fits, the least painful first; the least painful pairs where
     no single one is enough; one combination where no pair is. Then what fits on more GPUs, alone or, where no single change fits
-    on the same ones, beside changes that leave the training as it is. InputError when plan and model do not go together.
+    on the same ones, with changes that leave the training as it is. InputError when plan and model do not go together.
     """
     before = train(spec, plan, gpu).driver_bytes
     limit = gpu.memory_bytes if gpu else None

@@ -26,7 +26,7 @@ class Sizes(NamedTuple):
 class Block:
     """A block's storages and what happens to them: n allocates storage n, ~n frees it.
 
-    Storage 0 is the block's input, alive when forward begins; the output lives on when it ends, beside what is `kept`.
+    Storage 0 is the block's input, alive when forward begins; the output lives on when it ends, with what is `kept`.
     Backward begins with `kept` and the output's gradient, and ends with the input's.
     """
 
@@ -85,7 +85,7 @@ class BlockBytes(NamedTuple):
     input_gradient: int
     fixed: int  # the part of `kept` that does not grow with the batch
     output_gradient: int
-    cached: int = 0  # held to the end of forward beside what is kept
+    cached: int = 0  # there to the end of forward, besides what is kept
 
 
 @lru_cache(maxsize=8192)

@@ -21,7 +21,7 @@ from calc.units import ceil_div
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a layer's program depends on beside the layer itself: number formats, kernels, layout, adapters.
+    """What a layer's program depends on besides the layer itself: number formats, kernels, layout, adapters.
 
     `bytes` is the model's format and `architecture` its class, whose own ways the program follows.
     """

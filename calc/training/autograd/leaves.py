@@ -64,8 +64,8 @@ def _leaf(name: str, storage: Storage, sizes: Sizes, plan: TrainingPlan, source:
         factors.append("<b>")
         numbers["b"] = sizes.batch
     if extent.sequence:
-        beside = rf"<s> \cdot (<s> + {extent.more})" if extent.more else "<s>^{2}"
-        factors.append("<s>" if extent.sequence == 1 else beside)
+        pairs = rf"<s> \cdot (<s> + {extent.more})" if extent.more else "<s>^{2}"
+        factors.append("<s>" if extent.sequence == 1 else pairs)
         numbers["s"] = sizes.tokens
     if storage.dim.latex != "<1>":
         factors.append(storage.dim.latex)

@@ -124,7 +124,7 @@ def fused_linear_cross_entropy(
     labels = _labels(t, x, several)
     to_x = t.like(x, "input_gradient")
     to_weight = [t.new("weight_gradient", weight.dim, FIXED, weight.bytes)] if weight.trains else []
-    beside = [*labels, t.new("losses", ONE, x.extent, FULL), t.new("counted", ONE, x.extent, BOOL)]
+    buffers = [*labels, t.new("losses", ONE, x.extent, FULL), t.new("counted", ONE, x.extent, BOOL)]
     if t.autocast:
         for _ in range(min(2, chunk[1])):  # every chunk after the second is like the second
             _autocast_chunk(t, x, weight, rows, vocabulary)
@@ -134,7 +134,7 @@ def fused_linear_cross_entropy(
             t.new("product", weight.dim, FIXED, FULL)  # 16-bit gradients are added up in place
         del logits
     out = t.new("loss", ONE, FIXED, FULL)
-    beside.clear()
+    buffers.clear()
     labels.clear()
 
     def backward(g: Value, made: Value, *of_weight: Value) -> tuple[Value, Value | None]:

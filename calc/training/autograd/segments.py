@@ -14,7 +14,7 @@ from calc.training.states.tensors import Tensors
 class Segment:
     """One block of the stage with its numbers, and how to show what it keeps and what is alive at its peaks.
 
-    `kept()` are the leaves of one copy, `kept(True)` with what autocast holds beside them to the end of forward;
+    `kept()` are the leaves of one copy, `kept(True)` with what autocast holds too to the end of forward;
     `alive(phase, accumulating)` are those at the block's highest point.
     """
 
@@ -33,7 +33,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """What the model or its caller keeps beside the blocks: a leaf, whether each micro-batch has its own, and how long.
+    """What the model or its caller keeps besides the blocks: a leaf, whether each micro-batch has its own, and how long.
 
     `until`: "layers" while layers still need it in backward, "step" to the end of the step; "backward": only in backward;
     "stack": only while the layers run forward; "end": only in the optimizer's step.

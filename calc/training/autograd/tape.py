@@ -18,7 +18,7 @@ from calc.model.weights import Dim
 class Extent(NamedTuple):
     """How a size grows: with b^batch · s^sequence, divided by `shards` where sequence parallelism splits the sequence.
 
-    `more` columns stand beside the last s.
+    `more` columns follow the last s.
     """
 
     batch: int = 1
@@ -184,7 +184,7 @@ class Tape:
         backward: Callable[..., Sequence[Value | None]],
         saves_weight: bool = False,
     ) -> None:
-        """Join an operator to the graph, if any of its inputs needs a gradient. `saves_weight`: beside `saved`."""
+        """Join an operator to the graph, if any of its inputs needs a gradient. `saves_weight`: besides `saved`."""
         edges = tuple(given.edge if isinstance(given, Value) else given for given in inputs)
         if not any(edge is not None for edge in edges):
             return

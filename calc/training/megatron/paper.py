@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a ledger's block depends on beside the layer."""
+    """What a ledger's block depends on besides the layer."""
 
     implementation: str
     tp: int
@@ -86,7 +86,7 @@ def paper_rows(h: Dim, heads: int, selective: bool) -> list[Row]:
 
 @lru_cache(maxsize=4096)
 def paper_layer(path: tuple[str, ...], h: Dim, heads: int, elements: int, layout: Layout) -> Block:
-    """One layer as a block. Backward makes the gradients of its widest step beside what is kept, and those of the weights."""
+    """One layer as a block. Backward makes the gradients of its widest step besides what is kept, and those of the weights."""
     rows = paper_rows(h, heads, layout.recompute == "selective")
     return _block(path, ("norms", "first_norm_input"), h, rows, elements, layout)
 

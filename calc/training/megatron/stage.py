@@ -103,7 +103,7 @@ _TOGETHER = {"query": "query_key_value", "key": "query_key_value", "value": "que
 
 
 def score_buffer(plan: TrainingPlan, spec: ModelSpec) -> int:
-    """Bytes of 16-bit scores of one layer that Megatron's unfused attention (`paper`) keeps beside those of the equations."""
+    """Bytes of 16-bit scores of one layer that Megatron's unfused attention (`paper`) keeps besides those of the equations."""
     if plan.implementation != "paper":
         return 0
     return 2 * plan.micro_batch * ceil_div(_heads(spec), plan.tp) * (plan.seq // plan.cp) ** 2

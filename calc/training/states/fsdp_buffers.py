@@ -1,4 +1,4 @@
-"""What ZeRO-3 and FSDP2 hold beside the shards: weights gathered for use, and gradients on their way to their shards.
+"""What ZeRO-3 and FSDP2 hold besides the shards: weights gathered for use, and gradients on their way to their shards.
 
 FSDP2 gathers a group at a time: each layer is one, and the embedding, the final norm and the head are the root's. A gather fills one
 flat buffer, which is then copied out to whole parameters. In forward the buffer of a group lives until the next is copied out; in

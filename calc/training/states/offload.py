@@ -77,7 +77,7 @@ class Offloaded:
         return Traffic(**{row.path: int(row.value) for row in self.moved.rows()})
 
     def seconds(self, gpu: Gpu | None) -> float | None:
-        """Seconds of the transfers between device and host, one way after the other and beside no computation; None if unknown."""
+        """Seconds of the transfers between device and host, one way after the other and while nothing is computed; None if unknown."""
         if gpu is None or not gpu.pcie_bandwidth:
             return None if self.plan.offload != "none" else 0.0
         return (self.traffic.to_device + self.traffic.to_host) / gpu.pcie_bandwidth

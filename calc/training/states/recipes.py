@@ -22,7 +22,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class RecipeLedger:
-    """What a recipe keeps for each trained parameter beside the optimizer's moments.
+    """What a recipe keeps for each trained parameter besides the optimizer's moments.
 
     `weight` and `compute` are bytes of the stored weight and of the numbers that the layers work in; `moment` the bytes of
     one moment. `autocast`: weights stay fp32 and each matmul casts them. `gathered`: compute weights are made from the shards.

@@ -54,7 +54,7 @@ NF4_TABLES = {
     "levels": 4 * 16,
     "absmax_levels": 4 * 256,
     "absmax_mean": 4,
-}  # of each weight, which bitsandbytes keeps beside it
+}  # of each weight, which bitsandbytes keeps with it
 _TABLES = Formula(
     r"1092 \cdot <tensors>", "bitsandbytes 0.50, functional.py, QuantState: levels, absmax levels and mean", _BNB[1]
 )

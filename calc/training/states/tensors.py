@@ -106,7 +106,7 @@ def _part(part: Part, layer: Layer | None, tp: int, ep: int) -> Iterator[Tensor]
 class Lora:
     """Adapters of one rank on the linear layers named in `targets`; () means peft's own choice, "all-linear" all of them.
 
-    `magnitude`: DoRA's, with a learned length for each output beside them. `quantised`: QLoRA's, beside linear layers in NF4.
+    `magnitude`: DoRA's, with a learned length for each output. `quantised`: QLoRA's, on linear layers in NF4.
     """
 
     rank: int

@@ -17,7 +17,7 @@ class TitanBuilder(Builder):
     """Counts the matmuls of a layer, of which selective checkpointing keeps the first, third and so on."""
 
     matmuls = 0
-    argument: Value | None = None  # what a checkpoint holds beside its input
+    argument: Value | None = None  # what a checkpoint holds besides its input
 
     def matmul(self, x: Value, weights: tuple[ModelWeight, ...], name: str, out: Dim) -> Value:
         """The linear layer `name` among the weights."""

@@ -1,4 +1,4 @@
-"""torchtitan's step on one device: its segments, and what lives beside them."""
+"""torchtitan's step on one device: its segments and constants."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def torchtitan_segments(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tenso
 
 
 def torchtitan_constants(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> list[Constant]:
-    """What lives beside the blocks: tokens and labels, the loss, the rotary table that is the model's buffer."""
+    """What the model or its caller keeps besides the blocks: tokens and labels, the loss, the rotary table."""
     batch, tokens = plan.micro_batch, plan.seq // plan.cp
     sizes: dict[str, Number] = {"b": batch, "s": tokens}
     made = [

@@ -1,4 +1,4 @@
-"""Attention weights beside a learned sink: gpt-oss's and MiMo's softmax over shifted scores, operator by operator."""
+"""Attention weights with a learned sink: gpt-oss's and MiMo's softmax over shifted scores, operator by operator."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def mlp(b: Builder, x: Value, module: MLP) -> Value:
     return b.linear(inner, by_name["down"], h, "down", names[2])
 
 
-# What routers save beside their input: bytes for each expert and for each chosen expert of a token, by their kind.
+# What routers save besides their input: bytes for each expert and for each chosen expert of a token, by their kind.
 # (name, bytes, counted over): traced from transformers 5.24.
 Rows = tuple[tuple[str, int, str], ...]
 _SOFTMAX: Rows = (("probabilities", FULL, "E"), ("chosen", LONG, "K"))

@@ -1,4 +1,4 @@
-"""Gemma 4's feed-forward: an MLP and, where the model has experts, these beside it, each between norms of its own."""
+"""Gemma 4's feed-forward: an MLP and, where the model has experts, these too, each between norms of its own."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _SAMPLING = 2 * 4  # bytes a word: the scores and the probabilities, both fp32
 
 
 def rollout(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> tuple[Component, ...]:
-    """What generating holds at its highest point beside weights and states: reading the prompts, a layer's turn at the last token,
+    """What generating holds at its highest point besides weights and states: reading the prompts, a layer's turn at the last token,
     or the choice of that token."""
     held = max((_prompts, _last_layer, _choice), key=lambda part: _sum(part(plan, spec, stage)))
     return (*_tokens(plan), *held(plan, spec, stage))

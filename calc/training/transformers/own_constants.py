@@ -1,4 +1,4 @@
-"""What single model classes of transformers keep beside their blocks: ALiBi's biases, masks that are always made, own tables."""
+"""What single model classes of transformers keep besides their blocks: ALiBi's biases, masks that are always made, own tables."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def _chunk(plan: TrainingPlan, spec: ModelSpec) -> tuple[int, int]:
 
 
 def hf_constants(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> list[Constant]:
-    """What lives beside the blocks: the token ids, the loss, the rotary tables that all layers read and their frequencies."""
+    """What the model or its caller keeps besides the blocks: token ids, loss, rotary tables and their frequencies."""
     batch, tokens, own = plan.sequences, plan.seq // plan.cp, model_class(spec.architecture)
     settings = settings_of(plan, spec)
     made = [

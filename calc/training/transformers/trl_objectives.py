@@ -1,4 +1,4 @@
-"""What preference and reinforcement learning run beside the policy's own step: a reference model, and the rollout.
+"""What preference and reinforcement learning run in addition to the policy's own step: a reference model, and the rollout.
 
 TRL 1.16's trainers: DPO runs the policy over chosen and rejected answers, then the reference without gradients, while the policy's
 activations wait. GRPO first generates the completions of a whole optimizer step with transformers' `generate`, then scores
@@ -73,12 +73,12 @@ def reference_pass(plan: TrainingPlan, spec: ModelSpec, stage: Stage, path: tupl
 
     found = max(_frozen_blocks(settings, spec, stage, end), key=highest)
     name, block = found
-    beside = (*held(found), *(_outputs(plan) if plan.objective == "dpo" else ()))
+    trainer = (*held(found), *(_outputs(plan) if plan.objective == "dpo" else ()))
     segment = block_segment((*path, *name), block, sizes, _NOTHING, plan, _source(plan))
-    peak = segment.bytes.forward_peak + sum(int(leaf.total) for leaf in beside)
+    peak = segment.bytes.forward_peak + sum(int(leaf.total) for leaf in trainer)
 
     def alive(phase: str, accumulating: bool) -> tuple[Component, ...]:
-        return (*segment.alive("forward", accumulating), *beside)
+        return (*segment.alive("forward", accumulating), *trainer)
 
     return replace(segment, bytes=_only_forward(peak), keeps_input=False, kept=lambda: (), alive=alive)
 
@@ -124,7 +124,7 @@ def _outputs(plan: TrainingPlan) -> list[Component]:
 def trainer_constants(
     plan: TrainingPlan, spec: ModelSpec, stage: Stage, segments: tuple[Segment, ...]
 ) -> list[Constant]:
-    """What both trainers hold beside the policy: the masks of the batch, what its embedding gave, the reference's own buffers."""
+    """What both trainers hold besides the policy: the masks of the batch, what its embedding gave, the reference's own buffers."""
     numbers: dict[str, Number] = {"B": plan.sequences, "s": plan.seq}
     size = 8 * plan.sequences * plan.seq
     masks = [

@@ -204,7 +204,7 @@ V4 = EXPERTS | {
 
 @pytest.mark.parametrize("tokens", [7, 13, 16, 30])
 def test_deepseek_v4_keeps_a_window_and_an_entry_for_each_full_group_of_tokens(tokens):
-    """Beside them transformers holds the tokens of the entry not yet full, and what two overlapping entries share: the prediction
+    """transformers also holds the tokens of the entry not yet full, and what two overlapping entries share: the prediction
     leaves these out, and says so."""
     import torch
 

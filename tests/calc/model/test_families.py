@@ -67,7 +67,7 @@ def test_a_hub_total_that_needs_no_explanation_is_the_count():
     assert {name: parameters(load(name)).total for name in plain} == plain
 
 
-# The Hub's totals that hold more than the class builds, and how much beside the prediction layer: the corrections that the routers
+# The Hub's totals that hold more than the class builds, and how much against the prediction layer: the corrections that the routers
 # keep as buffers, one an expert in every mixture. DeepSeek's also hold the scales of 128 x 128 blocks.
 HELD_BESIDE = {
     "deepseek-r1": 256 * 59 + 41_540_496,

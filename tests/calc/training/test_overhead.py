@@ -1,4 +1,4 @@
-"""What lies beside the tensors: workspaces, and the pools of streams."""
+"""CUDA and framework overhead: workspaces, and the pools of streams."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_what_streams_of_fsdp_hold_idle_is_reserved_at_the_peak():
 
 def test_each_pool_is_held_at_its_own_highest_point():
     """At the first layer's backward most gradients have their shards, which is the highest point of all; the stream that
-    computes had its own at the loss: two gradients of the logits beside what forward kept, where the loss's gradient takes
+    computes had its own at the loss: two gradients of the logits on top of what forward kept, where the loss's gradient takes
     the place of the count of labels."""
     plan = {"implementation": "torchtitan", "recompute": "full", "micro_batch": 2, "optimizer_kernel": "fused"}
     memory = train(model("qwen3-32b"), TrainingPlan(**(FSDP | plan | {"seq": 4096}))).worst

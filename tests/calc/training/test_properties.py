@@ -41,8 +41,8 @@ def test_more_zero_never_raises_states_or_activations(name, recipe, implementati
     ]
     held = [states(answer) for answer in answers]
     assert held == sorted(held, reverse=True)
-    beside = [kept(answer) for answer in answers]  # DDP's buckets, which ZeRO-2 and 3 do without
-    assert beside == sorted(beside, reverse=True)
+    activations = [kept(answer) for answer in answers]  # DDP's buckets, which ZeRO-2 and 3 do without
+    assert activations == sorted(activations, reverse=True)
 
 
 @settings(max_examples=60, deadline=None)

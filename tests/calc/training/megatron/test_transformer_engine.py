@@ -1,4 +1,4 @@
-"""Megatron's program: the moments of its backward, the buffers beside it, and workspaces, each counted by hand."""
+"""Megatron's program: the moments of its backward, its buffers, and workspaces, each counted by hand."""
 
 from __future__ import annotations
 

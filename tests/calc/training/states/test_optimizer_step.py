@@ -15,7 +15,7 @@ from tests.calc.training.models import model
 
 
 def torch_step(rows: int, columns: int, dtype: str) -> int:
-    """The most bytes that one step of torch.optim.Muon holds beside the parameter, its gradient and its momentum."""
+    """The most bytes that one step of torch.optim.Muon holds besides the parameter, its gradient and its momentum."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -29,7 +29,7 @@ def told(row):
 
 
 def held_through_forward(row) -> int:
-    """Bytes that transformers holds at most through forward beside what backward needs, and that no formula has: what the
+    """Bytes that transformers holds at most through forward besides what backward needs, and that no formula has: what the
     embedding gave, which no layer keeps where the first is frozen."""
     plan, spec = row["plan"], model(row["model"])
     return plan["micro_batch"] * plan["seq"] * (2 * spec.hidden_size + 4) if plan.get("method") == "lora" else 0
