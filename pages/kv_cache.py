@@ -34,7 +34,7 @@ def headline(answer: ServingAnswer, numbers: Numbers) -> list[Metric]:
             f"{answer.kv_bytes:,} bytes, {answer.plan.concurrency:,} at once",
         ),
         Metric(
-            "Weights", numbers.show(answer.weights_bytes), f"{answer.weights_bytes:,} bytes, as {answer.plan.weights}"
+            "Weights", numbers.show(answer.weights_bytes), f"{answer.weights_bytes:,} bytes, as {answer.format}"
         ),
         Metric("Room for cache", numbers.show(room.budget), "What weights and activations leave of the GPU's share"),
         Metric("Tokens that fit", numbers.count(room.tokens), in_blocks(answer, numbers)),

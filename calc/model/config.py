@@ -12,6 +12,7 @@ from calc.model.defaults import class_defaults
 from calc.model.families import FAMILIES
 from calc.model.fields import Fields
 from calc.model.spec import ModelSpec
+from calc.quantization.declared import declared
 
 _HEADS: Final = ("ForCausalLM", "LMHeadModel")  # what a model_type stands for when a config names no class
 LARGEST_CONFIG: Final = 2 * 2**20  # bytes; the largest config.json in use is under 100 KiB
@@ -65,6 +66,7 @@ def from_config(config: Mapping[str, Any], name: str = "model") -> ModelSpec:
     if config.get("architectures") is None:
         fields.assumptions.append(f"architectures = {architecture} (not in the config; what its model_type stands for)")
     spec = family.read(fields)
+    quantization = declared(config)
     return replace(
         spec,
         name=name,
@@ -73,6 +75,8 @@ def from_config(config: Mapping[str, Any], name: str = "model") -> ModelSpec:
         url=family.url,
         assumptions=tuple(dict.fromkeys((*spec.assumptions, *fields.assumptions))),
         unread=tuple(fields.unread()),
+        quantization=quantization,
+        notes=(*spec.notes, *(quantization.notes if quantization else ())),
     )
 
 

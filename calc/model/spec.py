@@ -6,11 +6,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from calc.errors import InputError
 from calc.model.feed_forward import FeedForward
 from calc.model.mixers import Attention, Mixer
 from calc.model.weights import Norm, Part, Weight
+
+if TYPE_CHECKING:
+    from calc.quantization.format import Quantization
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,7 @@ class ModelSpec:
     assumptions: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    quantization: Quantization | None = None  # what the checkpoint declares of its weights
     estimates: tuple[str, ...] = ()  # what the class's program does that the training ledger does not hold
 
     @property

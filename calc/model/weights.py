@@ -46,6 +46,7 @@ class Weight:
     `module` is the Hugging Face name of the nn.Linear (or Conv1D) that holds it, which LoRA targets; parts of a fused
     projection share it. `shape` is (output, input) for a projection and (size,) for a norm or a bias; its product is the count.
     `matmul` is True where each token is multiplied by the tensor: 2 FLOPs an element. `convolution`: `module` is one over patches.
+    `wide`: checkpoints keep the tensor in fp32, whatever the others are stored in.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Weight:
     module: str = ""
     matmul: bool = False
     convolution: bool = False
+    wide: bool = False
 
     @property
     def parameters(self) -> int:

@@ -35,6 +35,7 @@ class ServingAnswer:
     gpu: Gpu | None
     breakdown: Breakdown
     stage: int
+    format: str
     weights_bytes: int
     kv_bytes_per_token: int
     kv_fixed_bytes: int
@@ -58,6 +59,8 @@ class ServingAnswer:
             "gpu_memory_bytes": self.gpu.memory_bytes if self.gpu else None,
             "engine": self.plan.engine,
             "stage": self.stage,
+            "format": self.format,
+            "kv_dtype": self.plan.kv_dtype,
             "weights_bytes": self.weights_bytes,
             "kv_bytes_per_token": self.kv_bytes_per_token,
             "kv_fixed_bytes": self.kv_fixed_bytes,
@@ -95,6 +98,9 @@ def serve(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None = None) -> Serving
         raise InputError.of("engine", plan.engine, f"the engines whose rules are known here: {', '.join(ENGINES)}")
     spec.must_read_text()
     check_layout(spec, plan)
+    if plan.kv_dtype == "auto":
+        kv = spec.quantization.kv_dtype if spec.quantization else ""
+        plan = plan.model_copy(update={"kv_dtype": kv or "bf16"})
     stored = stored_weights(spec, plan.weights, plan.tp)
     cache = cache_of(spec, plan)
     engine = ENGINES[plan.engine]
@@ -111,6 +117,7 @@ def serve(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None = None) -> Serving
         gpu=gpu,
         breakdown=Breakdown(_tree(spec, plan, stored, cache, most), "bytes"),
         stage=most.stage,
+        format=stored.format.label,
         weights_bytes=most.weights,
         kv_bytes_per_token=cache.token_bytes(most.counts),
         kv_fixed_bytes=cache.fixed_bytes(most.counts),

@@ -13,6 +13,7 @@ from calc.serving.speed.options import SpeedOptions
 MOST_TOKENS = 2**24
 
 WeightName = Literal[
+    "auto",
     "bf16",
     "fp16",
     "fp32",
@@ -37,7 +38,7 @@ WeightName = Literal[
     "gguf-Q2_K",
 ]
 EngineName = Literal["logical", "vllm", "sglang", "tensorrt-llm", "llama.cpp", "transformers"]
-KVName = Literal["bf16", "fp16", "fp32", "fp8", "int8", "int4", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
+KVName = Literal["auto", "bf16", "fp16", "fp32", "fp8", "int8", "int4", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 
 
 def _zero_is_auto(value: Any) -> Any:
@@ -62,8 +63,12 @@ class ServingPlan(SpeedOptions):
     ep: int = Field(
         1, ge=1, le=4096, description="expert parallelism: tp x dp (vLLM, SGLang), 1, or between (TensorRT-LLM)"
     )
-    weights: WeightName = Field("bf16", description="format of the weights")
-    kv_dtype: KVName = Field("bf16", description="format of the KV cache")
+    weights: WeightName = Field(
+        "auto", description="format of the weights; auto: as the checkpoint declares, bf16 where it does not"
+    )
+    kv_dtype: KVName = Field(
+        "auto", description="format of the KV cache; auto: as the checkpoint declares, bf16 where it does not"
+    )
     context: int = Field(4096, ge=1, le=MOST_TOKENS, description="tokens of one sequence in the cache")
     concurrency: int = Field(1, ge=1, le=1_000_000, description="sequences in the cache at once")
     prompt: int = Field(0, ge=0, le=MOST_TOKENS, description="prompt tokens; 0: the context without the output")

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import cached_property, lru_cache
-from math import ceil
 from typing import NamedTuple
 
-from calc.breakdown import Component, Formula, Number, unique_names
-from calc.model.spec import Layer, ModelSpec
-from calc.model.weights import Part, Split, Weight
-from calc.serving.formats import GGML, WEIGHT_FORMATS, Bits, WeightFormat, gguf_format
+from calc.breakdown import Component, unique_names
+from calc.model.spec import Layer, ModelSpec, Tower
+from calc.model.weights import Part, Weight
+from calc.quantization.format import LINEAR
+from calc.quantization.leaves import part_leaves
+from calc.quantization.modules import Role, Site, site
+from calc.quantization.schemes import Scheme
+from calc.serving.formats import GGML_SCHEMES, PLAIN, WeightFormat, weight_format
 from calc.serving.gguf import embedding_type, fitting, head_type, layer_types
-from calc.units import ceil_div
-
-_Mix = Mapping[str, str]
 
 
 class Experts(NamedTuple):
@@ -107,43 +106,32 @@ def _total(parts: tuple[Component, ...]) -> int:
 @lru_cache(maxsize=64)
 def stored_weights(spec: ModelSpec, name: str, tp: int) -> StoredWeights:
     """The weights of one tensor-parallel rank in that format; a spec hashes by identity, so a slider move finds them made."""
-    ftype = name.removeprefix("gguf-") if name.startswith("gguf-") else ""
-    form = gguf_format(name) if ftype else WEIGHT_FORMATS[name]
-    has_experts = any(part.expert for parts in spec.layers.kind_parts for part in parts)
-    store = _Store(form, tp, form.experts_only and has_experts)
-    index: dict[tuple[int, tuple[tuple[str, str], ...]], int] = {}
+    return weights_in(spec, weight_format(spec, name), tp)
+
+
+def weights_in(spec: ModelSpec, form: WeightFormat, tp: int = 1) -> StoredWeights:
+    """The weights of one tensor-parallel rank."""
+    store = _Gguf(spec, form, tp) if form.ftype else _Store(spec, form, tp)
+    index: dict[tuple[int, ...], int] = {}
     pattern: list[int] = []
     sorts: list[Component] = []
     experts: list[Experts] = []
     reread: list[int] = []
     for at, kind_index in enumerate(spec.layers.pattern):
-        kind = spec.layers.kinds[kind_index]
-        mix = layer_types(ftype, spec, at, kind) if ftype else ()
-        key = (kind_index, mix)
+        kind, parts = spec.layers.kinds[kind_index], spec.layers.kind_parts[kind_index]
+        key = (kind_index, *store.signature(at, kind_index))
         if key not in index:
             index[key] = len(sorts)
-            parts = spec.layers.kind_parts[kind_index]
-            sorts.append(store.layer(kind, parts, dict(mix)))
+            sorts.append(store.layer(kind, parts, at))
             experts.append(_experts(sorts[-1], parts))
             again = tuple(replace(part, copies=part.active) for part in parts if not part.copies)
-            reread.append(int(store.layer(kind, again, dict(mix)).total))
+            reread.append(int(store.layer(kind, again, at).total))
         pattern.append(index[key])
-    head = {"": head_type(ftype)} if ftype else {}
-    table = head if spec.tied else {"": embedding_type(ftype)} if ftype else {}
-    embedding = Component("embedding", children=store.leaves(Part("embedding", spec.embeddings), table))
-    first = [embedding]
-    for tower in spec.towers:
-        if tower.in_total:
-            first.append(
-                store.tower(tower.name, tower.stack.kinds, tower.stack.kind_parts, tower.stack.counts, tower.parts)
-            )
-    last = (
-        [Component("final_norm", children=store.leaves(Part("final_norm", spec.final_norm.weights), {}))]
-        if spec.final_norm
-        else []
-    )
-    last.append(Component("head", children=store.leaves(Part("head", spec.head), head)))
-    last += [Component(part.name, children=store.leaves(part, head)) for part in spec.other]
+    embedding = Component("embedding", children=store.ends(Part("embedding", spec.embeddings)))
+    first = [embedding, *(store.tower(tower) for tower in spec.towers if tower.in_total)]
+    norm = spec.final_norm.weights if spec.final_norm else ()
+    ending = (Part("final_norm", norm), Part("head", spec.head), *spec.other)
+    last = [Component(part.name, children=store.ends(part)) for part in ending]
     copy = Component("tied_head", children=embedding.children[:1]) if spec.tied and spec.has_head else Component("")
     return StoredWeights(
         tuple(sorts),
@@ -164,71 +152,111 @@ def _experts(layer: Component, parts: tuple[Part, ...]) -> Experts:
     return Experts(0, 1, 1)
 
 
-@dataclass(frozen=True, slots=True)
+def _multiplies(weight: Weight) -> bool:
+    """Whether the weight is that of a linear layer, which formats store in their own way."""
+    return weight.matmul and not weight.convolution and len(weight.shape) == 2
+
+
 class _Store:
-    """Writes weights in one format for one tensor-parallel rank."""
+    """The scheme of each weight by what the format declares, and the tensors that follow, for one tensor-parallel rank."""
 
-    form: WeightFormat
-    tp: int
-    experts_only: bool
+    def __init__(self, spec: ModelSpec, form: WeightFormat, tp: int) -> None:
+        self.spec, self.form, self.tp = spec, form, tp
+        self.quantization = own = form.quantization
+        self.roles: frozenset[Role] = own.roles if own else frozenset()
+        if own and own.in_experts and not any(part.expert for parts in spec.layers.kind_parts for part in parts):
+            self.roles = LINEAR
+        self._signatures: dict[int, tuple[int, ...]] = {}
 
-    def layer(self, kind: Layer, parts: tuple[Part, ...], mix: _Mix) -> Component:
+    def layer(self, kind: Layer, parts: tuple[Part, ...], at: int) -> Component:
         kv = getattr(kind.mixer, "num_key_value_heads", 0)
-        held = [part for part in parts if part.copies]
-        children = [Component(part.name, children=self.leaves(part, mix, kv), count=part.copies) for part in held]
+        children = [
+            Component(
+                part.name,
+                children=part_leaves(part, lambda part, weight: self.scheme(part, weight, at), self.tp, kv),
+                count=part.copies,
+            )
+            for part in parts
+            if part.copies
+        ]
         return Component(kind.kind, children=unique_names([child for child in children if child.children]))
 
-    def tower(
-        self,
-        name: str,
-        kinds: tuple[Layer, ...],
-        kind_parts: tuple[tuple[Part, ...], ...],
-        counts: tuple[int, ...],
-        parts: tuple[Part, ...],
-    ) -> Component:
-        """A tower stays wide and whole on every rank, as vision encoders do in most checkpoints."""
-        wide = _Store(WEIGHT_FORMATS["bf16"], 1, False)
-        layers = [
-            Component(kind.kind, children=wide.layer(kind, found, {}).children, count=count)
-            for kind, found, count in zip(kinds, kind_parts, counts, strict=True)
-        ]
-        own = [Component(part.name, children=wide.leaves(part, {}), count=part.copies) for part in parts]
-        return Component(name, children=unique_names([part for part in (*own, *layers) if part.children]))
+    def signature(self, at: int, kind_index: int) -> tuple[int, ...]:
+        """What tells this layer's schemes from those of another layer of its kind."""
+        if not self.quantization or not self.quantization.by_layer:
+            return ()
+        parts = self.spec.layers.kind_parts[kind_index]
+        return tuple(id(self.scheme(part, weight, at)) for part in parts for weight in part.weights if weight.matmul)
 
-    def leaves(self, part: Part, mix: _Mix, kv: int = 0) -> tuple[Component, ...]:
-        return unique_names([self._leaf(weight, self._bits(weight, part, mix), kv) for weight in part.weights])
+    def scheme(self, part: Part, weight: Weight, at: int) -> Scheme:
+        """The scheme of a layer's weight."""
+        return self._chosen(site(part, weight, at), weight) if _multiplies(weight) else self.form.wide
 
-    def _bits(self, weight: Weight, part: Part, mix: _Mix) -> Bits:
-        table = len(weight.shape) == 2 and part.name in ("embedding", "head")
-        linear = weight.matmul and part.name not in ("router", "head") and weight.shape[0].size > 1
-        if mix:
-            if not (linear or (table and weight.name in ("token", "weight"))):
-                return self.form.wide
-            return GGML[fitting(mix.get(weight.name, mix[""]), weight.shape[-1].size)]
-        if not linear or (self.experts_only and not part.expert):
+    def _chosen(self, where: Site, weight: Weight) -> Scheme:
+        own = self.quantization
+        if own is None or weight.shape[1].size % own.least_columns:
             return self.form.wide
-        return self.form.linear
+        return own.scheme_of(where, self.roles) or self.form.wide
 
-    def _leaf(self, weight: Weight, bits: Bits, kv: int) -> Component:
-        numbers: dict[str, Number] = dict(weight.numbers)
-        share, latex = weight.parameters, weight.latex
-        ways = 1 if weight.split is Split.NONE else min(self.tp, kv or self.tp) if weight.split is Split.KV else self.tp
-        if ways > 1:
-            share = ceil_div(share, ways)
-            numbers["t"] = self.tp
-            by_head = weight.split is Split.KV and kv
-            if by_head:
-                numbers["k"] = kv
-            under = r"\min(<t>, <k>)" if by_head else "<t>"
-            latex = rf"\lceil \frac{{{latex}}}{{{under}}} \rceil"
-        value = bits.value
-        if bits.per_row:
-            numbers["n_{in}"] = weight.shape[-1].size
-            value += Fraction(bits.per_row, weight.shape[-1].size)
-        if value.denominator == 1 and value % 8 == 0:
-            latex = rf"{latex} \cdot {value // 8}"
-        else:
-            latex = rf"\lceil \frac{{{latex} \cdot {bits.latex}}}{{8}} \rceil"
-            numbers |= bits.numbers
-        formula = Formula(latex, self.form.source, self.form.url, self.form.assumes)
-        return Component(weight.name, ceil(share * value / 8), formula=formula, numbers=numbers)
+    def ends(self, part: Part) -> tuple[Component, ...]:
+        """The tensors of what stands outside the layers: the embedding, the head and what else there is."""
+        return part_leaves(part, self._end, self.tp)
+
+    def _end(self, part: Part, weight: Weight) -> Scheme:
+        if part.name == "embedding":
+            return self._chosen(_EMBEDDING, weight) if weight.name == "token" else self.form.wide
+        if not _multiplies(weight):
+            return self.form.wide
+        where = _HEAD if part.name == "head" else Site("linear", (f"{part.name}.{weight.module or weight.name}",))
+        return self._chosen(where, weight)
+
+    def tower(self, tower: Tower) -> Component:
+        """A tower, whole on every rank; most checkpoints leave it as it is."""
+        layers = [
+            Component(kind.kind, children=self._tower_parts(parts), count=count)
+            for kind, parts, count in zip(tower.stack.kinds, tower.stack.kind_parts, tower.stack.counts, strict=True)
+        ]
+        return Component(
+            tower.name,
+            children=unique_names([*self._tower_parts(tower.parts), *(part for part in layers if part.children)]),
+        )
+
+    def _tower_parts(self, parts: Iterable[Part]) -> tuple[Component, ...]:
+        made = [Component(part.name, children=part_leaves(part, self._in_tower), count=part.copies) for part in parts]
+        return unique_names([part for part in made if part.children])
+
+    def _in_tower(self, part: Part, weight: Weight) -> Scheme:
+        if not self.quantization or "tower" not in self.roles or not _multiplies(weight):
+            return PLAIN["bf16"]
+        names = (f"visual.{part.name}.{weight.module or weight.name}",)
+        return self._chosen(Site("tower", names), weight)
+
+
+_HEAD = Site("head", ("lm_head", "language_model.lm_head", "output", "embed_out", "head"))
+_EMBEDDING = Site("embedding", ("model.embed_tokens", "language_model.model.embed_tokens", "embed_tokens"))
+
+
+class _Gguf(_Store):
+    """The types that llama-quantize gives each tensor."""
+
+    def __init__(self, spec: ModelSpec, form: WeightFormat, tp: int) -> None:
+        super().__init__(spec, form, tp)
+        kinds = spec.layers.kinds
+        self.types = [layer_types(form.ftype, spec, at, kinds[index]) for at, index in enumerate(spec.layers.pattern)]
+
+    def signature(self, at: int, kind_index: int) -> tuple[int, ...]:
+        return (hash(self.types[at]),)
+
+    def scheme(self, part: Part, weight: Weight, at: int) -> Scheme:
+        types = dict(self.types[at])
+        if not weight.matmul or part.name == "router" or weight.shape[0].size == 1:
+            return self.form.wide
+        return GGML_SCHEMES[fitting(types.get(weight.name, types[""]), weight.shape[-1].size)]
+
+    def _end(self, part: Part, weight: Weight) -> Scheme:
+        table = len(weight.shape) == 2 and part.name in ("embedding", "head") and weight.name in ("token", "weight")
+        if not table and not (weight.matmul and weight.shape[0].size > 1):
+            return self.form.wide
+        own = part.name == "embedding" and not self.spec.tied
+        kind = embedding_type(self.form.ftype) if own else head_type(self.form.ftype)
+        return GGML_SCHEMES[fitting(kind, weight.shape[-1].size)]

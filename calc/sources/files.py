@@ -8,10 +8,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 from calc.errors import InputError
 from calc.model.config import LARGEST_CONFIG, parse_config
+
+QUANTIZATION: Final = "hf_quant_config.json"
 
 
 @contextmanager
@@ -35,9 +37,16 @@ def open_plain(path: Path, largest: int | None = None, field: str = "MODEL") -> 
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The config of a config.json, or of a folder that holds one. InputError when it is missing, no plain file, or too large."""
-    with open_plain(path / "config.json" if os.path.isdir(path) else path, LARGEST_CONFIG) as (file, size):
-        return parse_config(file.read(size))
+    """The config of a config.json, or of a folder that holds one, with the quantisation that ModelOpt's `hf_quant_config.json` in the
+    same folder declares where the config declares none. InputError when it is missing, no plain file, or too large."""
+    file = path / "config.json" if os.path.isdir(path) else path
+    with open_plain(file, LARGEST_CONFIG) as (opened, size):
+        config = parse_config(opened.read(size))
+    declaration = file.parent / QUANTIZATION
+    if file.name == "config.json" and config.get("quantization_config") is None and os.path.lexists(declaration):
+        with open_plain(declaration, LARGEST_CONFIG) as (opened, size):
+            config["quantization_config"] = {**parse_config(opened.read(size)), "quant_method": "modelopt"}
+    return config
 
 
 def read_standard_input() -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 from calc.catalogue import load
 from calc.parameters import parameters
 from calc.serving import ServingPlan, serve
-from calc.serving.formats import GGML, WEIGHT_FORMATS
+from calc.serving.formats import GGML, weight_format
 from calc.serving.gguf import fitting
 from calc.serving.stages import stage_layers
 
@@ -23,7 +23,10 @@ BITS = [
 
 @pytest.mark.parametrize(("name", "bits"), BITS)
 def test_bits_of_a_quantised_weight(name, bits):
-    assert round(float(WEIGHT_FORMATS[name].linear.value), 3) == bits
+    side = 2**14
+    scheme = weight_format(load("llama-2-7b"), name).quantization.scheme
+    total = sum(tensor.bits * tensor.cells(side, side) for tensor in scheme.tensors)
+    assert round(total / side**2, 3) == bits
 
 
 @pytest.mark.parametrize(

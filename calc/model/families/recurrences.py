@@ -59,7 +59,7 @@ def gated_delta_net(
         *linear("decay", a, value_heads, h, Split.OUTPUT),
         *_conv(mixed, kernel, bias=False),
         Weight("decay_bias", (value_heads,)),
-        Weight("decay_rate", (value_heads,)),
+        Weight("decay_rate", (value_heads,), wide=split and not apart),
         *Norm("norm", value_dim).weights,
         *linear("output", output, h, values, Split.INPUT),
     )
