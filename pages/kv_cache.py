@@ -33,9 +33,7 @@ def headline(answer: ServingAnswer, numbers: Numbers) -> list[Metric]:
             numbers.show(answer.kv_bytes),
             f"{answer.kv_bytes:,} bytes, {answer.plan.concurrency:,} at once",
         ),
-        Metric(
-            "Weights", numbers.show(answer.weights_bytes), f"{answer.weights_bytes:,} bytes, as {answer.format}"
-        ),
+        Metric("Weights", numbers.show(answer.weights_bytes), f"{answer.weights_bytes:,} bytes, as {answer.format}"),
         Metric("Room for cache", numbers.show(room.budget), "What weights and activations leave of the GPU's share"),
         Metric("Tokens that fit", numbers.count(room.tokens), in_blocks(answer, numbers)),
         Metric(
