@@ -22,12 +22,13 @@ def gptq(fields: Fields, config: Mapping[str, Any]) -> Quantization:
     bits, size = bits_of(fields, "bits", "w_bit", "wbits"), group_of(fields, "group_size", "q_group_size", "groupsize")
     kind = str(fields.data.get("checkpoint_format") or fields.data.get("format") or "gptq")
     marlin = kind == "marlin" or bool(fields.data.get("is_marlin_format"))
+    old = "model_file_base_name" in fields.data and "checkpoint_format" not in fields.data
     awq_like = kind.startswith("gemm") or kind == "awq" or str(fields.data.get("method", "")) == "awq"
 
     def made(bits: int, size: int) -> Scheme:
         if awq_like:
             return schemes.awq(bits, size)
-        return schemes.gptq(bits, size, index=not marlin, zeros=not marlin)
+        return schemes.gptq(bits, size, index=not marlin, zeros=not marlin, biases=old)
 
     rules = [*_dynamic(fields, made, bits, size)]
     rules += wide(modules(fields, "modules_to_not_convert"))

@@ -18,17 +18,17 @@ def part_leaves(part: Part, assign: Assign, tp: int = 1, kv: int = 0) -> tuple[C
     What a format keeps once for a module (a scale of the whole tensor, the group of each input) is there once where several weights
     share it. Checkpoints hold an expert's projections apart.
     """
+    names = {weight.name for weight in part.weights}
     seen: set[str] = set()
     found: list[Component] = []
     for weight in part.weights:
         shared = bool(weight.module) and weight.module in seen and not part.expert
         seen.add(weight.module)
         scheme = FP32 if weight.wide else assign(part, weight)
-        found += (
-            _leaf(weight, tensor, scheme, tp, kv)
-            for tensor in scheme.tensors
-            if tensor.rows or tensor.flat or not shared
-        )
+        for tensor in scheme.tensors:
+            once = not tensor.rows and not tensor.flat
+            if not (once and shared) and not (tensor.name == "bias" and f"{weight.name}_bias" in names):
+                found.append(_leaf(weight, tensor, scheme, tp, kv))
     return unique_names(found)
 
 

@@ -102,11 +102,13 @@ _MLX = (
 )
 
 
-def gptq(bits: int, size: int, *, index: bool = True, zeros: bool = True) -> Scheme:
-    """GPTQ: packed values, a packed zero and a 16-bit scale for each group and output, and the group of each input."""
+def gptq(bits: int, size: int, *, index: bool = True, zeros: bool = True, biases: bool = False) -> Scheme:
+    """GPTQ: packed values, a packed zero and a 16-bit scale for each group and output, and the group of each input. `biases`:
+    every layer has one, of zeros where the model has none, as AutoGPTQ wrote them before 0.7."""
     tensors = [values(bits), Tensor("scales", 16, 1, group(size))]
     tensors += [Tensor("zeros", bits, 1, group(size))] if zeros else []
     tensors += [Tensor("group_index", 32, 0, 1)] if index else []
+    tensors += [Tensor("bias", 16, 1, 0)] if biases else []
     return Scheme(f"gptq-int{bits}", tuple(tensors), BF16_COMPUTE, *_GPTQ)
 
 
