@@ -13,6 +13,7 @@ from calc.model.spec import ModelSpec
 from calc.serving.cache import Cache, cache_of
 from calc.serving.capacity import Capacity
 from calc.serving.engines import ENGINES
+from calc.serving.formats import weight_format
 from calc.serving.plan import ServingPlan, check_layout
 from calc.serving.speed.estimate import speed
 from calc.serving.speed.roofline import Speed
@@ -98,9 +99,7 @@ def serve(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None = None) -> Serving
         raise InputError.of("engine", plan.engine, f"the engines whose rules are known here: {', '.join(ENGINES)}")
     spec.must_read_text()
     check_layout(spec, plan)
-    if plan.kv_dtype == "auto":
-        kv = spec.quantization.kv_dtype if spec.quantization else ""
-        plan = plan.model_copy(update={"kv_dtype": kv or "bf16"})
+    plan = _settled(spec, plan)
     stored = stored_weights(spec, plan.weights, plan.tp)
     cache = cache_of(spec, plan)
     engine = ENGINES[plan.engine]
@@ -133,6 +132,16 @@ def serve(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None = None) -> Serving
         speed=pace,
         notes=(*_notes(spec, plan, gpu, pace), *_missing(plan, capacity, stages)),
     )
+
+
+def _settled(spec: ModelSpec, plan: ServingPlan) -> ServingPlan:
+    """The plan with the formats that "auto" stands for: what the checkpoint declares, bf16 where it declares none."""
+    found: dict[str, str] = {}
+    if plan.weights == "auto":
+        found["weights"] = weight_format(spec, "auto").name
+    if plan.kv_dtype == "auto":
+        found["kv_dtype"] = (spec.quantization.kv_dtype if spec.quantization else "") or "bf16"
+    return plan.model_copy(update=found)
 
 
 def _tree(spec: ModelSpec, plan: ServingPlan, stored: StoredWeights, cache: Cache, load: Load) -> Component:
