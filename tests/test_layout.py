@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 
 # what each package may import besides the standard library and itself
 MAY_IMPORT = {
-    "calc": {"pydantic", "pydantic_core", "numpy"},
+    "calc": {"pydantic", "numpy"},
     "calc/sources": {"calc", "pydantic", "numpy", "huggingface_hub", "gguf", "safetensors"},
     "kernels": {"torch", "triton"},
     "measure": {

@@ -6,13 +6,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from calc.errors import InputError
 from calc.model.weights import Part, Weight
-
-if TYPE_CHECKING:
-    from pydantic_core import SchemaValidator
 
 MOST_PATTERNS: Final = 512
 LONGEST: Final = 1000  # letters of a name or a pattern
@@ -172,21 +169,24 @@ def _words(words: tuple[str, ...], names: tuple[str, ...]) -> bool:
 
 def _pattern(entry: str) -> _Pattern | None:
     """A pattern ready to match; None where it is no regular expression of linear time."""
-    from pydantic_core import SchemaError, SchemaValidator, core_schema
+    from pydantic import StringConstraints, TypeAdapter
 
     if len(entry) > LONGEST:
         return None
     expression = entry[3:] if entry.startswith("re:") else _wildcard(entry)
+    kind = Annotated[str, StringConstraints(pattern=f"^(?:{expression})")]
     try:  # pydantic's regular expressions are Rust's: no backtracking
-        return _Pattern(SchemaValidator(core_schema.str_schema(pattern=f"^(?:{expression})")), expression)
-    except SchemaError:
+        return _Pattern(TypeAdapter(kind).validator, expression)
+    except Exception as error:
+        if type(error).__name__ != "SchemaError":  # of pydantic's own engine, which exports no name for it
+            raise
         return None
 
 
 class _Pattern:
     """A regular expression over full names."""
 
-    def __init__(self, validator: SchemaValidator, expression: str) -> None:
+    def __init__(self, validator: Any, expression: str) -> None:
         self.validator = validator
         self.by_layer = any(letter.isdigit() for letter in expression)
         self.floating = expression.startswith(".*")
