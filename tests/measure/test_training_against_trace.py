@@ -10,9 +10,10 @@ import pytest
 from calc.catalogue import load_config
 from calc.model.config import from_config
 from calc.training import TrainingPlan, train
-from measure.trace import TraceOptions, trace_step
+from measure.trace import TraceOptions
+from tests.recorded.traces import traced
 
-pytestmark = pytest.mark.torch
+pytestmark = pytest.mark.recorded
 CASES = [
     ("llama-2-7b", {}),
     ("llama-2-7b", {"seq": 4096, "micro_batch": 2}),
@@ -53,7 +54,7 @@ CASES = [
 def both(name, changes):
     options = {"seq": 512, "micro_batch": 2, **changes}
     config = load_config(name)
-    seen = trace_step(config, TraceOptions(**options))
+    seen = traced(name, config, TraceOptions(**options))
     accumulation = options.pop("accumulation", 1)
     batch = options["micro_batch"] * accumulation * options.get("dp", 1)
     return train(from_config(config, name), TrainingPlan(global_batch=batch, **options)), seen

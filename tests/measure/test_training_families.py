@@ -6,16 +6,17 @@ With the grid they make up the classes that an answer calls followed; of every o
 from __future__ import annotations
 
 import pytest
-import transformers
 
 from calc.catalogue import load, load_config
 from calc.model.config import from_config
 from calc.training import TrainingPlan, train
 from calc.training.model_classes import MODEL_CLASSES
-from measure.trace import TraceOptions, trace_step
+from measure.trace import TraceOptions
 from tests.measure.test_training_grid import MODELS
+from tests.recorded.class_configs import class_config
+from tests.recorded.traces import traced
 
-pytestmark = pytest.mark.torch
+pytestmark = pytest.mark.recorded
 
 # (model of the catalogue, what is run otherwise than in pure bf16 on 512 tokens)
 CASES = [
@@ -58,7 +59,7 @@ BY_CLASS = [
 def _held(config, name, options):
     options = {"seq": 512, "micro_batch": 2, **options}
     attention = options.pop("attention", "auto")
-    seen = trace_step(config, TraceOptions(attention=attention, **options))
+    seen = traced(name, config, TraceOptions(attention=attention, **options))
     plan = TrainingPlan(attention="sdpa" if attention == "auto" else attention, **options)
     told = train(from_config(config, name), plan)
     assert told.parameters_bytes == seen.parameters_bytes
@@ -77,9 +78,7 @@ def test_a_family_of_its_own_keeps_what_its_traced_program_keeps(name, options):
 
 @pytest.mark.parametrize("name", BY_CLASS)
 def test_a_class_without_a_model_in_the_catalogue_keeps_what_its_traced_program_keeps(name):
-    kind = getattr(transformers, f"{name}ForCausalLM")
-    given = {key: value for key, value in kind.config_class().to_dict().items() if value is not None}
-    _held({**given, "architectures": [kind.__name__]}, name, {"seq": 256})
+    _held(class_config(f"{name}ForCausalLM"), name, {"seq": 256})
 
 
 def test_the_classes_called_followed_are_those_held_here_and_in_the_grid():

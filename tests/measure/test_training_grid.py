@@ -1,11 +1,10 @@
-"""Training memory on a grid of models, shapes and programs: the formula against the traced program, case by case.
+"""Training memory on a grid of models, shapes and programs: the formula against the traced program, case by case (see tests/recorded).
 
 `pytest -s` prints the table. `TRAINING_GRID_SEED` draws another sample outside the grid, `TRAINING_GRID_SAMPLE` a larger one.
 """
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import statistics
@@ -19,9 +18,10 @@ from calc.catalogue import load_config
 from calc.errors import InputError
 from calc.model.config import from_config
 from calc.training import TrainingPlan, train
-from measure.trace import TraceOptions, trace_step
+from measure.trace import TraceOptions
+from tests.recorded.traces import traced
 
-pytestmark = pytest.mark.torch
+pytestmark = pytest.mark.recorded
 
 LLAMA = ("q_proj", "k_proj", "v_proj", "o_proj")  # the linear layers of attention
 LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
@@ -175,7 +175,8 @@ def options_of(case: Case) -> dict[str, Any]:
 def compared(case: Case) -> Compared:
     config, options = load_config(case.model), options_of(case)
     # where a class has no SDPA, transformers runs eager when nobody asks: the formula knows which
-    seen = trace_step(config, TraceOptions(attention="auto" if case.attention == "sdpa" else "eager", **options))
+    attention = "auto" if case.attention == "sdpa" else "eager"
+    seen = traced(case.model, config, TraceOptions(attention=attention, **options))
     told = train(from_config(config, case.model), TrainingPlan(attention=case.attention, **options))
     assert (told.parameters_bytes, told.gradients_bytes) == (seen.parameters_bytes, seen.gradients_bytes)
     assert told.optimizer_bytes == seen.optimizer_bytes
@@ -206,15 +207,6 @@ def _largest(errors: list[tuple[float, float]], at: int) -> float:
 
 def _median(errors: list[tuple[float, float]]) -> float:
     return statistics.median(abs(error[1]) for error in errors)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_objects_to_sweep() -> Iterator[None]:
-    """A trace sweeps the garbage of each step: without the libraries' own objects that takes half as long."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.mark.parametrize("case", [*HELD, *HELD_DRAWN], ids=str)

@@ -1,0 +1,35 @@
+"""Which tier of tests runs, and what recordings are for in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.recorded.recording import MODES, settings
+
+_SLOW_IMPORTS = ("pytestmark = pytest.mark.torch", "pytestmark = [pytest.mark.torch")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("plumbline")
+    group.addoption("--fast", action="store_true", help="leave out what needs torch or a browser, and do not import it")
+    group.addoption("--recorded", choices=MODES, default="read", help="see tests/recorded/recording.py")
+    group.addoption("--seed", default=settings["seed"], help="draws the programs that --recorded=sample runs again")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.update(mode=config.getoption("recorded"), seed=config.getoption("seed"))
+    if config.getoption("fast"):
+        config.option.markexpr = "not torch and not browser"
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"recorded: {settings['mode']}, seed: {settings['seed']}"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """In the fast tier a file that is marked torch as a whole is not even imported."""
+    if config.getoption("fast") and collection_path.suffix == ".py":
+        return True if any(line in collection_path.read_text() for line in _SLOW_IMPORTS) else None
+    return None
