@@ -19,13 +19,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    settings.update(mode=config.getoption("recorded"), seed=config.getoption("seed"))
+    settings.update({name: config.getoption(name) for name in ("recorded", "seed", "fast")})
     if config.getoption("fast"):
         config.option.markexpr = "not torch and not browser"
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    return f"recorded: {settings['mode']}, seed: {settings['seed']}"
+    return f"recorded: {settings['recorded']}, seed: {settings['seed']}"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

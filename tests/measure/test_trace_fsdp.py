@@ -3,6 +3,7 @@
 import pytest
 
 from measure.trace import TraceOptions, trace_step
+from tests.recorded.traces import traced
 
 pytestmark = pytest.mark.torch
 
@@ -106,6 +107,7 @@ GRID = [(name, ranks, True) for name in MODELS for ranks in (2, 8, 64)]
 GRID += [("llama-2-7b", 8, False)]
 
 
+@pytest.mark.recorded
 def test_the_predicted_shards_and_peak_are_those_of_the_traced_program():
     from calc.model.config import from_config
     from calc.training import TrainingPlan, train
@@ -115,7 +117,7 @@ def test_the_predicted_shards_and_peak_are_those_of_the_traced_program():
         config = cut_to(name, MODELS[name])
         asked = {"seq": 1024, "dp": ranks, "zero": 3, "recipe": "fsdp-bf16", "reshard_after_forward": reshard}
         told = train(from_config(config, name), TrainingPlan(**asked))
-        seen = trace_step(config, TraceOptions(**asked))
+        seen = traced(f"{name} of {MODELS[name]} layers", config, TraceOptions(**asked))
         error = (told.peak_bytes - seen.peak_bytes) / seen.peak_bytes
         print(f"{name:<20}{ranks:>6} {reshard!s:<8}{told.peak_bytes:>16,}{seen.peak_bytes:>16,}{error:>9.3%}")
         for state in ("parameters_bytes", "gradients_bytes", "optimizer_bytes"):

@@ -15,6 +15,7 @@ from calc.training.states.sharding import NF4, NF4_TABLES
 from calc.units import ceil_div
 from kernels.quantize_nf4 import reference
 from measure.trace import TraceOptions, trace_step
+from tests.recorded.traces import traced
 
 pytestmark = pytest.mark.torch
 
@@ -46,12 +47,13 @@ def test_a_weight_in_nf4_takes_the_bytes_of_our_kernel_and_of_bitsandbytes(shape
     assert {name: part.nbytes for name, part in tables.items()} == NF4_TABLES
 
 
+@pytest.mark.recorded
 @pytest.mark.parametrize(("name", "changes"), CASES, ids=[f"{name}-{changes}" for name, changes in CASES])
 def test_the_formula_is_the_traced_program(name, changes):
     pytest.importorskip("bitsandbytes")
     options = {"seq": 1024, "micro_batch": 2, "method": "qlora", **changes}
     config = load_config(name)
-    seen = trace_step(config, TraceOptions(**options))
+    seen = traced(name, config, TraceOptions(**options))
     told = train(from_config(config, name), TrainingPlan(**options))
     states = ("parameters_bytes", "gradients_bytes", "optimizer_bytes")
     assert [getattr(told, state) for state in states] == [getattr(seen, state) for state in states]
