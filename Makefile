@@ -6,19 +6,22 @@ PY := $(VENV)/bin/python
 # pip's own settings apply; packages that are there already and satisfy requirements.txt are left alone
 PIP := $(PY) -m pip --disable-pip-version-check install
 SELF := $(MAKE)
-MARK := ^\# --- measuring and testing
+GET := .ci/get
 
-.PHONY: help run test check bench bench-gpu picture resolve
+.PHONY: help run test-fast test test-all record check types bench bench-gpu picture resolve
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make run      serve the app on http://localhost:8501"
-	@echo "make test     run every test (needs Chromium, see the README)"
-	@echo "make check    ruff, formatting, mypy --strict"
-	@echo "make bench    print speed and size against their targets"
+	@echo "make run        serve the app on http://localhost:8501"
+	@echo "make test-fast  the tests without torch and without a browser: a minute"
+	@echo "make test       every test, slow programs by their recording and a daily sample of them run again"
+	@echo "make test-all   every test and every recorded program run again, four ranks, and coverage"
+	@echo "make record     run the recorded programs that are missing or stale, and keep what they give"
+	@echo "make check      ruff, formatting, mypy --strict"
+	@echo "make bench      print speed and size against their targets"
 	@echo "make bench-gpu  time Triton's kernels against the vendor's, where there is a GPU"
-	@echo "make picture  take the README's picture again"
-	@echo "make resolve  check that PyPI's CUDA build of torch and a CPU build both satisfy requirements.txt"
+	@echo "make picture    take the README's picture again"
+	@echo "make resolve    check that PyPI's CUDA build of torch and a CPU build both satisfy requirements.txt"
 
 # The pages are served as soon as their own packages are there; torch and the rest follow in the background, in a process
 # group of their own so that Ctrl-C stops the server only. The page that measures reads the status files named below.
@@ -30,21 +33,38 @@ run: $(VENV)/.pages-ready
 	fi; \
 	exec $(PY) -m streamlit run app.py
 
-test: $(VENV)/.measuring-ready
-	$(PY) -m pytest $(ARGS)
+# One worker a core; a worker that imports torch takes about 1 GB. ARGS: more for pytest, as ARGS="-k flash".
+PYTEST := $(PY) -m pytest -n auto --dist loadgroup
+COVERAGE := --cov=calc --cov=kernels --cov=measure --cov=pages --cov-report=term:skip-covered
+
+test-fast: $(VENV)/.testing-ready
+	$(PYTEST) --fast $(ARGS)
+
+test: $(VENV)/.measuring-ready $(VENV)/.browser-ready
+	$(PYTEST) --recorded=sample $(ARGS)
+
+test-all: $(VENV)/.measuring-ready $(VENV)/.browser-ready
+	$(PYTEST) --recorded=all --ranks=4 $(COVERAGE) $(ARGS)
+
+# Each result is kept as soon as it is there: what was broken off goes on from where it was.
+record: $(VENV)/.measuring-ready
+	$(PYTEST) --recorded=write -m recorded $(ARGS)
 
 check: $(VENV)/.measuring-ready
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m mypy --strict calc kernels measure pages
+	$(MAKE) --no-print-directory types
 
-bench: $(VENV)/.measuring-ready
+types: $(VENV)/.measuring-ready
+	$(PY) -m mypy --strict calc kernels measure pages app.py tests/conftest.py tests/requirements.py tests/recorded/*.py
+
+bench: $(VENV)/.measuring-ready $(VENV)/.browser-ready
 	$(PY) -m tests.bench
 
 bench-gpu: $(VENV)/.measuring-ready
 	@$(PY) -m tests.bench_gpu
 
-picture: $(VENV)/.measuring-ready
+picture: $(VENV)/.measuring-ready $(VENV)/.browser-ready
 	$(PY) -m tests.pages.picture
 
 # A dry run reads the wheels' metadata only (fast-deps), so this takes seconds and no gigabytes.
@@ -61,21 +81,28 @@ resolve: $(VENV)/.pages-ready
 
 # --- set-up, by stamp files in .venv
 
-# A virtual environment that works is kept; Python 3.11 or newer is looked for under its usual names.
+# A virtual environment that works is kept; Python 3.11 or newer is looked for under its usual names, and got where that can be.
 $(VENV)/.made:
 	@if ! $(PY) -m pip --version > /dev/null 2>&1; then \
-	    for name in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11; do \
-	        if "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null; then python=$$name; break; fi; \
-	    done; \
-	    if [ -z "$$python" ]; then echo "Python 3.11 or newer is needed and none was found. Name one with: make run PYTHON=/path/to/python"; exit 1; fi; \
-	    "$$python" -m venv $(VENV) || { echo "Could not make $(VENV). On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }; \
+	    python=$$($(GET) python $(PYTHON)) && "$$python" -m venv $(VENV) || exit 1; \
 	fi
 	@touch $@
 
-# Only the lines above the mark: no torch.
+# What the pages and the command line need: no torch.
 $(VENV)/.pages-ready: requirements.txt | $(VENV)/.made
-	@sed '/$(MARK)/,$$d' requirements.txt > $(VENV)/pages-requirements.txt
+	@$(PY) -m tests.requirements pages > $(VENV)/pages-requirements.txt
 	$(PIP) --quiet -r $(VENV)/pages-requirements.txt
+	@touch $@
+
+# The same, and what tests it.
+$(VENV)/.testing-ready: requirements.txt | $(VENV)/.made
+	@$(PY) -m tests.requirements pages tests > $(VENV)/testing-requirements.txt
+	$(PIP) --quiet -r $(VENV)/testing-requirements.txt
+	@touch $@
+
+# The system's Chromium or Playwright's own.
+$(VENV)/.browser-ready: | $(VENV)/.measuring-ready
+	@$(GET) chromium $(PY)
 	@touch $@
 
 # Status for the page that measures: .measuring-installing holds the process id of an installation under way,

@@ -15,6 +15,7 @@ from calc.command_line.tables import aligned, formatted, markdown
 from calc.commands import COMMANDS, Answer, Command, flag, without_effect
 from calc.errors import InputError, validated
 from calc.units import GB, TB, GiB
+from calc.version import VERSION
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -37,6 +38,8 @@ _SUGGEST_HELP = "also say which changes would make it fit, how large it may get,
 def run(argv: Sequence[str]) -> str:
     """The answer to a command as text. InputError on bad input; SystemExit 0 after --help."""
     lists: dict[str, Callable[[Sequence[str]], str]] = {"models": _models, "gpus": _gpus}
+    if argv and argv[0] == "--version":
+        return f"plumbline {VERSION}"
     if not argv or argv[0] in ("-h", "--help"):
         return _help(lists)
     name, rest = argv[0], argv[1:]

@@ -9,6 +9,7 @@ from importlib import import_module
 
 from calc.command_line.exit_codes import guarded
 from calc.errors import InputError
+from calc.version import VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ COMMANDS = {command.name: command for command in _TABLE}
 
 def run(argv: Sequence[str]) -> str:
     """The answer to a command as text. InputError on bad input; SystemExit 0 after --help."""
+    if argv and argv[0] == "--version":
+        return f"plumbline {VERSION}"
     if not argv or argv[0] in ("-h", "--help"):
         lines = ["usage: python -m measure COMMAND [flags]   (--help after a command lists its flags)", ""]
         return "\n".join([*lines, *(f"  {command.name:<10} {command.help}" for command in COMMANDS.values())])

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from calc.version import VERSION
 from measure.devices import Device
 
 _ROOT = Path(__file__).parent.parent
@@ -32,6 +33,7 @@ def environment(device: Device) -> dict[str, Any]:
         "transformers": _version("transformers"),
         "python": platform.python_version(),
         "system": platform.platform(),
+        "version": VERSION,
         "commit": _output("git", "-C", str(_ROOT), "rev-parse", "HEAD"),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }

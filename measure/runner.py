@@ -17,9 +17,9 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import IO, Any, Final
 
+from calc.child_environment import child_environment
 from calc.errors import InputError
 from calc.records import Records
 from measure.run_options import RunOptions
@@ -27,7 +27,6 @@ from measure.run_options import RunOptions
 Event = dict[str, Any]
 
 CHILD: Final = (sys.executable, "-m", "measure.child")
-_ROOT = Path(__file__).parent.parent
 # threads of a parallel loop that wait spinning keep the processors from those that they wait for, on a machine that is busy
 _PATIENT: Final = {"OMP_WAIT_POLICY": "PASSIVE"}
 _POLL_SECONDS = 0.1
@@ -116,14 +115,13 @@ class _Child:
     """The measuring process, the leader of its own group and session, and what it says."""
 
     def __init__(self, command: Sequence[str], options: RunOptions) -> None:
-        path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH", ""))))
         self._process = subprocess.Popen(
             [*command, options.model_dump_json()],
             stdin=subprocess.PIPE,  # never written to: its end tells the child that we are gone
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            env={**_PATIENT, **os.environ, "PYTHONPATH": path},
+            env=child_environment(defaults=_PATIENT),
         )
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._errors: deque[str] = deque(maxlen=_KEPT_LINES)

@@ -15,13 +15,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("plumbline")
     group.addoption("--fast", action="store_true", help="leave out what needs torch or a browser, and do not import it")
     group.addoption("--recorded", choices=MODES, default="read", help="see tests/recorded/recording.py")
+    group.addoption("--ranks", type=int, default=2, help="gloo processes of the tests of several ranks")
     group.addoption("--seed", default=settings["seed"], help="draws the programs that --recorded=sample runs again")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.update({name: config.getoption(name) for name in ("recorded", "seed", "fast")})
     if config.getoption("fast"):
-        config.option.markexpr = "not torch and not browser"
+        config.option.markexpr = "not torch and not browser and not slow"
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -10,10 +10,14 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Collection, Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from tests.requirements import requirements
 
 ROOT = Path(__file__).parent.parent
 
@@ -45,6 +49,7 @@ INSIDE_FUNCTIONS_ONLY = {"calc/sources": {"huggingface_hub", "gguf", "safetensor
 TOP_LEVEL = {
     *("app.py", "calc", "kernels", "measure", "pages", "tests", "requirements.txt"),
     *("README.md", "Makefile", "pyproject.toml", "LICENSE", ".streamlit", ".ci", ".gitignore"),
+    *(".pre-commit-config.yaml", "CONTRIBUTING.md"),
 }
 HEAVY = (
     "torch",
@@ -308,21 +313,28 @@ def test_the_web_process_never_loads_torch():
     assert not {"torch", "triton", "transformers", "peft"} & set(loaded)
 
 
-def requirements() -> list[str]:
-    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    return [line for line in lines if line and not line.startswith("#")]
+def pinned(*extras: str) -> list[str]:
+    return [line for line in requirements(extras).splitlines() if line and not line.startswith("#")]
 
 
-def test_requirements_are_pinned_without_local_versions():
-    for line in requirements():
+def test_requirements_are_those_of_the_project_pinned_without_local_versions():
+    assert (ROOT / "requirements.txt").read_text(encoding="utf-8") == requirements()
+    for line in pinned():
         assert re.fullmatch(r"[A-Za-z0-9_-]+==[0-9][0-9.]*(; .+)?", line), line
-    assert "torch==2.13.0" in requirements()
-    assert 'triton==3.7.1; sys_platform == "linux"' in requirements()
+    assert "torch==2.13.0" in pinned()
+    assert "triton==3.7.1; sys_platform == 'linux'" in pinned()
 
 
-def test_what_the_pages_need_stands_above_the_mark_where_make_run_installs_it_first():
-    above = (ROOT / "requirements.txt").read_text(encoding="utf-8").split("# --- measuring and testing")[0]
-    names = set(re.findall(r"^([A-Za-z0-9_-]+)==", above, re.MULTILINE))
+def test_what_is_installed_is_what_is_pinned():
+    """Recordings are refused by the pinned versions (tests/recorded)."""
+    for line in pinned():
+        name, pin = re.match(r"([A-Za-z0-9_-]+)==([0-9.]+)", line).groups()
+        with suppress(PackageNotFoundError):  # what is not installed does nothing
+            assert version(name).partition("+")[0] == pin, name
+
+
+def test_what_the_pages_need_is_their_extra_which_make_run_installs_first():
+    names = {line.partition("==")[0] for line in pinned("pages")}
     needed = {
         found.package
         for path in python_files()

@@ -8,12 +8,18 @@ from typing import Any
 
 from calc.commands import Answer
 from calc.units import show_value
+from calc.version import VERSION
+
+
+def answer_json(answer: Answer) -> str:
+    """The answer's JSON, and the version of Plumbline that gave it."""
+    return json.dumps({"version": VERSION, **answer.as_json()}, indent=1)
 
 
 def formatted(answer: Answer, form: str) -> str:
     """The answer as a table, JSON, CSV or Markdown."""
     if form == "json":
-        return json.dumps(answer.as_json(), indent=1)
+        return answer_json(answer)
     if form == "csv":
         return answer.breakdown.csv().rstrip("\n")
     data = answer.as_json()

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final
 
+from calc.child_environment import child_environment
 from calc.errors import InputError
 from calc.records import Measured
 from measure.distributed.order import FOLDER, Order
@@ -29,7 +30,6 @@ Tell = Callable[[float, str], None]
 RANK: Final = "measure.distributed.rank"
 MOST_RANKS: Final = 16
 _CPU_RANKS = 2  # when nobody says
-_ROOT = Path(__file__).parent.parent.parent
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 10  # for the agent to end by itself
 
@@ -179,13 +179,12 @@ class _Agent:
 def _environment(ranks: int) -> dict[str, str]:
     """Our own, and: the loopback interface alone unless the user chose another, no port for torchrun's store, the cores shared out."""
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH", ""))))
     defaults = {
         "GLOO_SOCKET_IFNAME": loopback,
         "NCCL_SOCKET_IFNAME": loopback,
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)),
     }
-    return defaults | os.environ | {"PYTHONPATH": path, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    return child_environment({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, defaults)
 
 
 def on_several(name: str) -> Callable[[Setting], Iterator[Measured]]:

@@ -11,13 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
+from calc.child_environment import child_environment
 from calc.errors import InputError
 from measure.trace.options import TraceOptions
 
-_ROOT = Path(__file__).resolve().parents[2]
 _POLL_SECONDS = 0.2
 
 
@@ -101,12 +100,6 @@ def _output(child: subprocess.Popen[str], request: str, deadline: float, stopped
 
 def _environment() -> dict[str, str]:
     """No network, no downloads, no stray threads: the child builds from the config alone."""
-    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
+    return child_environment(
+        {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    )

@@ -23,11 +23,11 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from calc.child_environment import child_environment
 from calc.errors import InputError
 from calc.records import as_csv
 
 MEASURE: Final = (sys.executable, "-m", "measure")
-_ROOT = Path(__file__).parents[2]
 _MOST = 24  # runs at once in this server, the waiting ones counted: each is two small processes
 _KEPT = 20  # ended runs that the server remembers; their rows are in the store in any case
 _PATIENCE_SECONDS = 10.0  # for a run to end in order, once cancelled
@@ -137,14 +137,13 @@ class Handle:
 
     def __init__(self, title: str, arguments: Sequence[str], command: Sequence[str], given: bytes = b"") -> None:
         self.progress = Progress(uuid.uuid4().hex, title, 0.0)
-        path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH", ""))))
         self._process = subprocess.Popen(
             [*command, *arguments, "--format", "jsonl", "--attached"],
             stdin=subprocess.PIPE,  # its end, with this server's or by `cancel`, ends the run
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,  # one pipe, so that neither can fill unread
             start_new_session=True,  # Ctrl-C in the terminal is for the server alone
-            env={**os.environ, "PYTHONPATH": path},
+            env=child_environment(),
         )
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
@@ -215,7 +214,6 @@ def runs() -> list[Progress]:
 
 def ask(*arguments: str, seconds: float = 60.0) -> Any:
     """The JSON answer of `python -m measure ...`. InputError with its complaint, or when it takes too long."""
-    path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH", ""))))
     try:
         done = subprocess.run(
             [*MEASURE, *arguments, "--format", "json"],
@@ -224,7 +222,7 @@ def ask(*arguments: str, seconds: float = 60.0) -> Any:
             timeout=seconds,
             check=False,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path},
+            env=child_environment(),
         )
     except subprocess.TimeoutExpired:
         raise InputError(

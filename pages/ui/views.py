@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from calc.breakdown import Breakdown, Component, Formula, Row
+from calc.command_line.tables import answer_json
 from calc.commands import Answer
 from calc.pipeline import ClosedForm
 from calc.serving import ServingAnswer
@@ -195,7 +195,7 @@ def downloads(answer: Answer, name: str, key: str) -> None:
         )
         st.download_button(
             "JSON",
-            lambda: json.dumps(answer.as_json(), indent=1) + "\n",
+            lambda: answer_json(answer) + "\n",
             f"{name}.json",
             "application/json",
             f"{key}json",

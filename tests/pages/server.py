@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
+from tests.chromium import chromium_path
+from tests.pages.ports import free_port, until_healthy
+
 ROOT = Path(__file__).parents[2]
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "chromium")
 _FLAGS = """--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
 --disable-component-update --disable-sync --disable-dev-shm-usage""".split()
 PATIENCE = 20_000  # milliseconds that a page may take on a busy machine before a test gives up
@@ -46,7 +44,7 @@ class Server:
 @contextlib.contextmanager
 def serve(wait: bool = True) -> Iterator[Server]:
     """Start the app and, unless `wait` is False, wait until it answers; end it afterwards, with all that it started."""
-    port = _free_port()
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with log.open("w") as out:
@@ -55,7 +53,7 @@ def serve(wait: bool = True) -> Iterator[Server]:
         try:
             server = Server(f"http://localhost:{port}", process.pid, log)
             if wait:
-                _await(server, process)
+                until_healthy(server.url, process, log)
             yield server
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -67,29 +65,12 @@ def serve(wait: bool = True) -> Iterator[Server]:
                 process.wait(10)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _await(server: Server, process: subprocess.Popen[bytes], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise RuntimeError(f"the app ended at once:\n{server.log.read_text()}")
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{server.url}/_stcore/health", timeout=1):
-            return
-        time.sleep(0.05)
-    raise TimeoutError(f"the app did not answer in {seconds:g} s:\n{server.log.read_text()}")
-
-
 @contextlib.contextmanager
 def chromium() -> Iterator[Browser]:
-    """A headless Chromium of the distribution."""
+    """A headless Chromium: the system's, else Playwright's."""
+    path = chromium_path()  # before Playwright runs here: it takes no second instance in a thread
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_FLAGS)
+        browser = playwright.chromium.launch(executable_path=path, args=_FLAGS)
         try:
             yield browser
         finally:

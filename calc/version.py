@@ -1,0 +1,3 @@
+"""The version of Plumbline: pyproject.toml reads it here, and so does every answer."""
+
+VERSION = "0.1.0"

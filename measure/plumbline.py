@@ -1,0 +1,64 @@
+"""The installed command `plumbline`: every command of `python -m calc` and `python -m measure` by one name, and `app`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from calc.child_environment import ROOT, child_environment
+
+_MEASURE = ("trace", "measure")
+_HELP = """
+  trace      memory of a training step, observed by running it with fake tensors
+  measure    measure this machine: plumbline measure run NAME; plumbline measure list
+  app        serve the pages; flags are Streamlit's, as --server.port 8600
+  --version  the version of Plumbline"""
+# in a checkout, and where a wheel puts it
+_SETTINGS = (ROOT / ".streamlit" / "config.toml", Path(sys.prefix) / "share" / "plumbline" / "config.toml")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Answer one command. Returns the exit code: 0 answered, 2 bad input, 1 our own mistake."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    name = given[0] if given else "--help"
+    if name == "app":
+        return _app(given[1:])
+    if name in _MEASURE:
+        from measure.cli import main as measure_main
+
+        return measure_main(given[1:] if name == "measure" else given)
+    from calc.cli import main as calc_main
+
+    code = calc_main(given)
+    if name in ("-h", "--help"):
+        print(_HELP.removeprefix("\n"))
+    return code
+
+
+def _app(flags: Sequence[str]) -> int:
+    if find_spec("streamlit") is not None:
+        command = [sys.executable, "-m", "streamlit", "run", str(ROOT / "app.py"), *_settings(), *flags]
+        os.execve(sys.executable, command, child_environment())
+    print("app: the pages are not installed; pip install 'plumbline[pages]'", file=sys.stderr)
+    return 2
+
+
+def _settings() -> Iterator[str]:
+    """The app's settings as Streamlit's flags; what is given after them wins."""
+    path = next(path for path in _SETTINGS if path.exists())
+    for key, value in _flat(tomllib.loads(path.read_text(encoding="utf-8"))):
+        values = value if isinstance(value, list) else [value]
+        yield from (f"--{key}={str(one).lower() if isinstance(one, bool) else one}" for one in values)
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
