@@ -8,6 +8,7 @@ import json
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
@@ -16,6 +17,7 @@ from calc.cli import main, run
 from calc.commands import COMMANDS, command_line
 from calc.errors import InputError, validated
 from calc.hardware import gpus
+from calc.version import VERSION
 
 # the keys that scripts depend on; more may be there
 CONTRACT = {
@@ -231,7 +233,14 @@ def test_the_command_line_of_a_scenario_gives_its_answer():
     shown = json.loads(run([*words[3:], "--format", "json"]))
     from calc.hardware import gpu
 
-    assert shown == json.loads(json.dumps(command.answer(plan, load("llama-2-7b"), gpu("h100-sxm-80gb")).as_json()))
+    answer = command.answer(plan, load("llama-2-7b"), gpu("h100-sxm-80gb")).as_json()
+    assert shown == {"version": VERSION, **json.loads(json.dumps(answer))}
+
+
+@pytest.mark.parametrize("program", ["calc", "measure"])
+def test_the_version_is_the_packages(program, capsys):
+    assert import_module(f"{program}.cli").main(["--version"]) == 0
+    assert capsys.readouterr().out == f"plumbline {VERSION}\n"
 
 
 def test_it_starts_without_torch_and_the_other_heavy_ones():
