@@ -5,10 +5,18 @@ from pathlib import Path
 import streamlit as st
 
 from pages import compute, kv_cache, measure, parameters, pipeline, start, training
-from pages.ui import address, measuring, memory, sidebar
+from pages.ui import address, measurement_runs, sidebar, widget_state
 from pages.ui.page import page_of
 
-PAGES = (start, parameters, training, kv_cache, compute, pipeline, *((measure,) if measuring.is_offered() else ()))
+PAGES = (
+    start,
+    parameters,
+    training,
+    kv_cache,
+    compute,
+    pipeline,
+    *((measure,) if measurement_runs.is_offered() else ()),
+)
 
 _ICON = Path(__file__).parent / "pages" / "ui" / "icon.svg"
 
@@ -20,7 +28,7 @@ def main() -> None:
     chosen = st.navigation(list(pages))
     every = [page.PLANS for page in PAGES]
     address.check(every)
-    memory.turn_to(pages[chosen].PLANS, every)
+    widget_state.turn_to(pages[chosen].PLANS, every)
     sidebar.draw()
     st.title(chosen.title)
     chosen.run()

@@ -27,7 +27,7 @@ _TABLE = (
     Command("list", "the workloads, and the formula that each tests", "measure.commands.list"),
     Command("run", "measure a workload now, on the GPU or the CPU", "measure.commands.run"),
     Command("results", "what was measured before; two machines side by side", "measure.commands.results"),
-    Command("import", "take in someone else's results", "measure.commands.take"),
+    Command("import", "take in someone else's results", "measure.commands.import_results"),
 )
 COMMANDS = {command.name: command for command in _TABLE}
 

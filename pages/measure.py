@@ -3,9 +3,9 @@
 import streamlit as st
 
 from calc.records import Records
-from pages.ui import measured, measuring, scenario
+from pages.ui import measurement_runs, measurement_views, scenario
 from pages.ui.fields import ask_plan
-from pages.ui.measuring import MeasurePlan
+from pages.ui.measurement_runs import MeasurePlan
 from pages.ui.page import complaints
 from pages.ui.text import plain
 
@@ -17,22 +17,22 @@ def render() -> None:
     st.markdown(
         "A formula is trusted once it has been checked. Run a real program here and see each number against its prediction."
     )
-    missing = measuring.why_not_installed()
+    missing = measurement_runs.why_not_installed()
     if missing:
         st.info(plain(missing), icon=":material/hourglass_top:")
     else:
         with complaints():
-            measured.machine()
+            measurement_views.machine()
             _ask()
-    measured.live()
+    measurement_views.live()
     records = Records()
     with complaints():
-        measured.roofs(records)
-        measured.comparison(records)
-        measured.history(records)
-    if not measuring.refusal(st.context.headers, st.context.ip_address):
+        measurement_views.roofs(records)
+        measurement_views.comparison(records)
+        measurement_views.history(records)
+    if not measurement_runs.refusal(st.context.headers, st.context.ip_address):
         with complaints():
-            measured.take(records)
+            measurement_views.take(records)
 
 
 def _ask() -> None:
@@ -46,10 +46,10 @@ def _ask() -> None:
     )
     assert isinstance(plan, MeasurePlan)
     model = scenario.sides()[0].model_argument()
-    measured.about(plan)
-    refused = measuring.refusal(st.context.headers, st.context.ip_address)
+    measurement_views.about(plan)
+    refused = measurement_runs.refusal(st.context.headers, st.context.ip_address)
     if st.button("Run", type="primary", icon=":material/play_arrow:", disabled=bool(refused), help=refused or None):
-        measured.begin(plan, model)
+        measurement_views.begin(plan, model)
     if refused:
         st.caption(plain(refused))
     st.caption("The same on the command line:")

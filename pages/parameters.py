@@ -1,7 +1,7 @@
 """How many parameters a model has, by component."""
 
 from calc.parameters import ParameterAnswer, ParametersPlan
-from pages.ui import counted
+from pages.ui import parameter_views
 from pages.ui.page import Question, show
 from pages.ui.views import Metric, Numbers
 
@@ -32,9 +32,9 @@ QUESTION = Question(
     intro="Every parameter of the model, counted exactly from its config, by component.",
     groups={"": ("lora_rank", "lora_targets")},
     headline=headline,
-    charts=counted.total_against_active,
-    table_chart=counted.treemap,
-    after_table=counted.beside_others,
+    charts=parameter_views.total_against_active,
+    table_chart=parameter_views.treemap,
+    after_table=parameter_views.beside_others,
 )
 
 

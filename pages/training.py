@@ -1,7 +1,7 @@
 """Whether a training step fits: memory by device, by part, by phase."""
 
 from calc.training import TrainingAnswer, TrainingPlan, suggest
-from pages.ui import charts, suggested, tracing
+from pages.ui import charts, suggestion_views, trace_check
 from pages.ui.page import Question, show
 from pages.ui.views import Metric, Numbers, Verdict, held_by_stage
 
@@ -51,7 +51,7 @@ def headline(answer: TrainingAnswer, numbers: Numbers) -> list[Metric]:
 
 def _charts(answer: TrainingAnswer, numbers: Numbers, key: str) -> None:
     found = suggest(answer)
-    suggested.changes(found, numbers, key)
+    suggestion_views.changes(found, numbers, key)
     memory = answer.gpu_memory_bytes
     limit = ("the GPU's memory", float(memory)) if memory else None
     charts.title("One GPU of each stage, at the highest point of the step")
@@ -60,7 +60,7 @@ def _charts(answer: TrainingAnswer, numbers: Numbers, key: str) -> None:
     charts.stacked(
         {phase: [("tensors", value)] for phase, value in answer.phases.items()}, "bytes", numbers, f"{key}phases", limit
     )
-    suggested.limits(found, numbers, key)
+    suggestion_views.limits(found, numbers, key)
 
 
 QUESTION = Question(
@@ -79,7 +79,7 @@ QUESTION = Question(
     headline=headline,
     charts=_charts,
     verdict=verdict,
-    after_table=tracing.check,
+    after_table=trace_check.check,
 )
 
 

@@ -21,9 +21,9 @@ from measure.devices import Device, resolve, why_no_gpu, why_no_triton
 from measure.setting import Setting
 from measure.timing import Spread, time_call
 from measure.workloads.cases import timed_size
-from measure.workloads.fused import OPERATIONS, Given
 from measure.workloads.inference import paged
 from measure.workloads.kernel_rows import sheet_roofs
+from measure.workloads.memory_bound_kernels import OPERATIONS, Given
 
 Clock = Callable[[Callable[[], object]], Spread]
 

@@ -20,7 +20,7 @@ from calc.training.overhead import SOURCES
 from calc.training.plan import TrainingPlan
 from calc.units import show_bytes
 from measure.commands.tables import checked_format
-from measure.trace import flags, live
+from measure.trace import flags, progress_events
 from measure.trace.child import observe
 from measure.trace.options import TraceOptions
 from measure.trace.paths import laid_side_by_side
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> str:
         return _answer(observe(config, options, seconds, progress, stopped), plan, gpu, told, idle)
 
     if form == flags.LINES:
-        return live.tell(answer, seconds, given["attached"])
+        return progress_events.tell(answer, seconds, given["attached"])
     if given["ledger"]:
         return ledger(observe(config, options, seconds), options)
     found = answer(lambda text: print(text, file=sys.stderr, flush=True), lambda: False)

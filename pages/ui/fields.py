@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from calc.commands import choices, is_switch
 from calc.errors import InputError, validated
 from calc.units import show_count
-from pages.ui.looks import LOOKS, Look
+from pages.ui.field_display import LOOKS, Look
 
 Groups = Mapping[str, Sequence[str]]
 Fields = Mapping[str, FieldInfo]

@@ -16,7 +16,7 @@ from streamlit.navigation.page import Page
 from calc.calibration import Calibrated, calibrated
 from calc.commands import COMMANDS, command_line
 from calc.errors import InputError, validated
-from pages.ui import saved, scenario, share, views
+from pages.ui import scenario, scenario_link, stored_results, views
 from pages.ui.fields import Fields, Groups, ask_folded, ask_open, fields_of, means_the_same, redraw_if_put
 from pages.ui.scenario import Missing, Side, Subject, View
 from pages.ui.text import plain
@@ -56,7 +56,7 @@ class Question:
         at = scenario.view().calibrated
         if at == "off" or not COMMANDS[self.command].takes_gpu:
             return plan, ()
-        return calibrated(plan, saved.calibration_of(side.gpu()), at)
+        return calibrated(plan, stored_results.calibration_of(side.gpu()), at)
 
 
 def show(question: Question) -> None:
@@ -70,7 +70,7 @@ def _answers(question: Question, options: Options) -> None:
     """What a move of the page's own sliders redraws: all but the sidebar, whose options come as they are."""
     redraw_if_put()
     _side_by_side(lambda side: _answer(question, side, options[side.prefix]))
-    share.link(_asked(COMMANDS[question.command].plan.model_fields))
+    scenario_link.link(_asked(COMMANDS[question.command].plan.model_fields))
 
 
 def _options(fields: Fields, groups: Groups) -> Options:
@@ -165,7 +165,7 @@ def _glance(
     _side_by_side(
         lambda side: _cards(side, pages, notes, {**options[side.prefix], **ask_open(asked, groups, side.prefix)}, asked)
     )
-    share.link(_asked(asked))
+    scenario_link.link(_asked(asked))
 
 
 def _cards(
@@ -182,7 +182,9 @@ def _cards(
         plan = COMMANDS[page.QUESTION.command].plan
         carried = {name: field for name, field in plan.model_fields.items() if means_the_same(name, field, asked)}
         with st.container(border=True), complaints(said):
-            st.page_link(page_of(page), label=f"**{page.TITLE}** →", query_params=share.changed(_asked(carried)))
+            st.page_link(
+                page_of(page), label=f"**{page.TITLE}** →", query_params=scenario_link.changed(_asked(carried))
+            )
             if page in notes:
                 st.caption(notes[page])
             _card(page.QUESTION, side, validated(plan, {name: values[name] for name in carried}))

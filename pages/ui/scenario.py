@@ -16,7 +16,7 @@ from calc.hardware import Gpu, chosen_gpu
 from calc.model.config import from_config, parse_config
 from calc.model.spec import ModelSpec
 from pages.ui import hub
-from pages.ui.looks import CUSTOM, HUB
+from pages.ui.field_display import CUSTOM, HUB
 
 SECOND = "b_"  # the prefix of the second scenario's names
 PREFIXES = ("", SECOND)

@@ -8,8 +8,8 @@ from calc.catalogue import catalogue
 from calc.hardware import gpus
 from calc.units import show_bytes
 from pages.ui import hub
+from pages.ui.field_display import CUSTOM, HUB
 from pages.ui.fields import ask
-from pages.ui.looks import CUSTOM, HUB
 from pages.ui.scenario import SECOND, Subject, View
 
 _FIGURES = ("gpu_memory_gib", "gpu_tflops", "gpu_GBps")

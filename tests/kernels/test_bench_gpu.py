@@ -10,7 +10,7 @@ triton = pytest.importorskip("triton")
 from measure.devices import resolve  # noqa: E402
 from measure.timing import Spread  # noqa: E402
 from measure.workloads import inference  # noqa: E402
-from measure.workloads.fused import OPERATIONS, Given  # noqa: E402
+from measure.workloads.memory_bound_kernels import OPERATIONS, Given  # noqa: E402
 from tests import bench_gpu  # noqa: E402
 from tests.bench_gpu import Line, Sizes  # noqa: E402
 

@@ -14,7 +14,7 @@ from measure import child  # noqa: E402
 from measure.devices import CATALOGUE, Device, resolve  # noqa: E402
 from measure.setting import SIZES, Setting  # noqa: E402
 from measure.timing import Spread, spread, time_call  # noqa: E402
-from measure.workloads import WORKLOADS, attention, decoder_states, inference, kernel_rows, rates  # noqa: E402
+from measure.workloads import WORKLOADS, attention, decoder_states, inference, kernel_rows, matmul_and_bandwidth  # noqa: E402
 from measure.workloads.cases import timed_size  # noqa: E402
 from tests.latex import assert_formulas_hold  # noqa: E402
 
@@ -122,9 +122,11 @@ def test_the_same_holds_on_a_gpu_and_its_allocator_agrees_within_three_per_cent(
 
 
 def test_bandwidth_is_measured_with_its_spread(monkeypatch, device):
-    monkeypatch.setattr(rates, "_BYTES", {"small": (2**20, "1 MiB")})
-    monkeypatch.setattr(rates, "time_call", lambda call, where, seconds: time_call(call, where, seconds=0.01))
-    rows = [row for row in rates.memory_bandwidth(setting(device)) if row.unit == "GB/s"]
+    monkeypatch.setattr(matmul_and_bandwidth, "_BYTES", {"small": (2**20, "1 MiB")})
+    monkeypatch.setattr(
+        matmul_and_bandwidth, "time_call", lambda call, where, seconds: time_call(call, where, seconds=0.01)
+    )
+    rows = [row for row in matmul_and_bandwidth.memory_bandwidth(setting(device)) if row.unit == "GB/s"]
     programs = ["torch", "triton"] if device.kind != "cpu" else ["torch"]
     names = [f"{kind}/{program}" for kind in ("copy", "triad") for program in programs]
     assert [row.quantity for row in rows] == [f"bandwidth/{name}" for name in names]
@@ -134,24 +136,28 @@ def test_bandwidth_is_measured_with_its_spread(monkeypatch, device):
 
 
 def test_bandwidth_is_bytes_over_seconds_against_the_data_sheet(monkeypatch):
-    monkeypatch.setattr(rates, "_BYTES", {"small": (10**6, "1 MB")})
-    monkeypatch.setattr(rates, "time_call", lambda call, where, seconds: (call(), Spread(0.001, 0.002, 0.004))[1])
-    monkeypatch.setattr(rates, "_copies", lambda setting: {"copy/torch": lambda out, x, y: out.copy_(x)})
+    monkeypatch.setattr(matmul_and_bandwidth, "_BYTES", {"small": (10**6, "1 MB")})
+    monkeypatch.setattr(
+        matmul_and_bandwidth, "time_call", lambda call, where, seconds: (call(), Spread(0.001, 0.002, 0.004))[1]
+    )
+    monkeypatch.setattr(matmul_and_bandwidth, "_copies", lambda setting: {"copy/torch": lambda out, x, y: out.copy_(x)})
     triad = {"triad/torch": lambda out, x, y: torch.add(x, y, alpha=3.0, out=out)}
-    monkeypatch.setattr(rates, "_triads", lambda setting: triad)
+    monkeypatch.setattr(matmul_and_bandwidth, "_triads", lambda setting: triad)
     named = Device("cpu", "cuda", "as if", 2**34, "a100-sxm-80gb")
-    copy, triad, _ = rates.memory_bandwidth(setting(named))
+    copy, triad, _ = matmul_and_bandwidth.memory_bandwidth(setting(named))
     assert (copy.p20, copy.measured, copy.p80) == (0.5, 1.0, 2.0)
     assert (triad.p20, triad.measured, triad.p80) == (0.75, 1.5, 3.0)
     assert copy.predicted == triad.predicted == 2039.0  # GB/s, NVIDIA's A100 80GB SXM data sheet
 
 
 def test_a_copy_that_is_wrong_is_not_timed_into_a_result(monkeypatch):
-    monkeypatch.setattr(rates, "_BYTES", {"small": (2**10, "1 KiB")})
-    monkeypatch.setattr(rates, "_copies", lambda setting: {"copy/torch": lambda out, x, y: None})
-    monkeypatch.setattr(rates, "time_call", lambda call, where, seconds: (call(), Spread(1.0, 1.0, 1.0))[1])
+    monkeypatch.setattr(matmul_and_bandwidth, "_BYTES", {"small": (2**10, "1 KiB")})
+    monkeypatch.setattr(matmul_and_bandwidth, "_copies", lambda setting: {"copy/torch": lambda out, x, y: None})
+    monkeypatch.setattr(
+        matmul_and_bandwidth, "time_call", lambda call, where, seconds: (call(), Spread(1.0, 1.0, 1.0))[1]
+    )
     with pytest.raises(RuntimeError, match="copy/torch is not equal"):
-        list(rates.memory_bandwidth(setting(resolve("cpu"))))
+        list(matmul_and_bandwidth.memory_bandwidth(setting(resolve("cpu"))))
 
 
 def test_a_spread_is_the_median_and_the_fifths_around_it():
@@ -196,9 +202,9 @@ def test_without_triton_a_gpu_is_measured_by_torch_alone(monkeypatch):
     monkeypatch.setattr(kernel_rows, "find_spec", lambda name: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda name: (8, 0))
     gpu = setting(Device("cuda:0", "cuda", "as if", 80 * GiB))
-    assert [program for _, program, _ in rates._matmuls(gpu, 64)] == ["torch"] * 4
-    assert list(rates._copies(gpu)) == ["copy/torch"]
-    assert list(rates._triads(gpu)) == ["triad/torch"]
+    assert [program for _, program, _ in matmul_and_bandwidth._matmuls(gpu, 64)] == ["torch"] * 4
+    assert list(matmul_and_bandwidth._copies(gpu)) == ["copy/torch"]
+    assert list(matmul_and_bandwidth._triads(gpu)) == ["triad/torch"]
     assert list(attention._kinds(gpu)) == ["standard", "flash"]
     assert list(inference._programs(gpu, inference.gathered_decode, "paged_decode")) == ["torch"]
 
@@ -211,7 +217,11 @@ def test_triton_is_timed_in_the_formats_that_the_card_has(monkeypatch, kind, cap
     pytest.importorskip("triton")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda name: capability)
     gpu = setting(Device("cuda:0", kind, "as if", 80 * GiB))
-    found = [kernel_rows.FORMATS[dtype] for dtype, program, _ in rates._matmuls(gpu, 64) if program == "triton"]
+    found = [
+        kernel_rows.FORMATS[dtype]
+        for dtype, program, _ in matmul_and_bandwidth._matmuls(gpu, 64)
+        if program == "triton"
+    ]
     assert found == formats
     assert kernel_rows.with_triton(gpu.device) == bool(formats)
 
@@ -220,10 +230,10 @@ def test_cublas_is_not_given_fewer_rows_of_int8_than_it_takes(monkeypatch):
     """It wants 17 or more (aten/src/ATen/native/cuda/Blas.cpp); the CPU's kernel takes any."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda name: (8, 0))
     gpu = setting(Device("cuda:0", "cuda", "as if", 80 * GiB))
-    assert [dtype for dtype, program, _ in rates._matmuls(gpu, 16) if program == "torch"] == [
+    assert [dtype for dtype, program, _ in matmul_and_bandwidth._matmuls(gpu, 16) if program == "torch"] == [
         torch.float32, torch.bfloat16, torch.float16,
     ]  # fmt: skip
-    assert torch.int8 in [dtype for dtype, *_ in rates._matmuls(setting(resolve("cpu")), 16)]
+    assert torch.int8 in [dtype for dtype, *_ in matmul_and_bandwidth._matmuls(setting(resolve("cpu")), 16)]
 
 
 def test_a_gpu_is_timed_at_sizes_that_its_caches_do_not_hold():

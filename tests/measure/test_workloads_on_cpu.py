@@ -15,9 +15,9 @@ from measure.workloads import (  # noqa: E402
     WORKLOADS,
     attention,
     compute_flops,
-    fused,
     inference,
-    rates,
+    matmul_and_bandwidth,
+    memory_bound_kernels,
     training_memory,
 )
 from measure.workloads.cases import Case, each  # noqa: E402
@@ -46,15 +46,15 @@ def tiny(monkeypatch):
     monkeypatch.setattr(attention, "_SIZES", {"small": ((32, 64), 2, 16)})
     monkeypatch.setattr(inference, "_LENGTHS", {"small": (16, 32)})
     monkeypatch.setattr(inference, "_DECODES", {"small": (2, 40, 4, 2, 16)})
-    monkeypatch.setattr(fused, "_SHAPES", {"small": (4, 256)})
-    monkeypatch.setattr(rates, "_SHAPES", {"small": ((32, 48, 64),)})
-    monkeypatch.setattr(rates, "_BYTES", {"small": (2**16, "64 KiB")})
+    monkeypatch.setattr(memory_bound_kernels, "_SHAPES", {"small": (4, 256)})
+    monkeypatch.setattr(matmul_and_bandwidth, "_SHAPES", {"small": ((32, 48, 64),)})
+    monkeypatch.setattr(matmul_and_bandwidth, "_BYTES", {"small": (2**16, "64 KiB")})
 
     def once(call, device, seconds=1.0, warm_up=1, least=2):
         call()
         return Spread(0.5, 1.0, 2.0)
 
-    for module in (training_memory, inference, compute_flops, attention, rates, fused):
+    for module in (training_memory, inference, compute_flops, attention, matmul_and_bandwidth, memory_bound_kernels):
         monkeypatch.setattr(module, "time_call", once)
     for module in (inference, compute_flops, attention):
         monkeypatch.setattr(module, "measured_roofs", lambda device, dtype: Roofs(1e12, 1e11))
@@ -180,7 +180,7 @@ def test_decoding_from_latents_equals_attention_over_keys_whose_first_part_is_th
 def test_operations_that_memory_bounds_are_timed_over_their_least_bytes():
     rows = rows_of("fused-kernels")
     found = {row.quantity: row.measured for row in rows if row.unit == "GB/s"}
-    assert len(found) == len(fused.OPERATIONS) == len(rows) // 3
+    assert len(found) == len(memory_bound_kernels.OPERATIONS) == len(rows) // 3
     n = 4 * 256
     least = {"softmax": 4 * n, "SwiGLU": 6 * n, "cross-entropy": 4 * n, "AdamW": 28 * n, "absmax int8": 3 * n + 16}
     least |= {"RMSNorm": 4 * n + 512, "LayerNorm": 4 * n + 1024, "NF4 to bf16": (2 + 0.5 + 4 / 64) * n}

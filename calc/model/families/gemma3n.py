@@ -9,8 +9,8 @@ from calc.errors import InputError
 from calc.model.families.base import Family
 from calc.model.families.common import assemble, attention, bias, dropouts, full_or_sliding, hidden, mlp, norms
 from calc.model.families.gemma4 import NORMS, first_shared, per_layer_input, per_layer_tables
-from calc.model.families.multimodal import with_text
-from calc.model.families.towers import encoder_layer
+from calc.model.families.vision_language import with_text
+from calc.model.families.vision_towers import encoder_layer
 from calc.model.feed_forward import MLP
 from calc.model.fields import Fields
 from calc.model.spec import Layer, ModelSpec, Stack, Tower

@@ -8,7 +8,7 @@ from dataclasses import replace
 from calc.errors import InputError
 from calc.model.families.base import Family
 from calc.model.families.common import mlp, moe, num_layers
-from calc.model.families.dense import Traits, build, dense
+from calc.model.families.llama_variants import Traits, build, dense
 from calc.model.feed_forward import FeedForward
 from calc.model.fields import Fields
 from calc.model.spec import ModelSpec

@@ -21,8 +21,8 @@ from calc.model.families.common import (
     num_layers,
     uniform,
 )
-from calc.model.families.multimodal import with_text
-from calc.model.families.towers import patches, vit_layer
+from calc.model.families.vision_language import with_text
+from calc.model.families.vision_towers import patches, vit_layer
 from calc.model.feed_forward import MLP, MoE, router
 from calc.model.fields import Fields
 from calc.model.mixers import Attention

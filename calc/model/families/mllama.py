@@ -7,7 +7,7 @@ from dataclasses import replace
 from calc.errors import InputError
 from calc.model.families.base import Family
 from calc.model.families.common import LAYER_NORM, assemble, attention, mlp, norms, num_layers, whole_heads
-from calc.model.families.towers import CLIP, patches, vit_layer
+from calc.model.families.vision_towers import CLIP, patches, vit_layer
 from calc.model.fields import Fields
 from calc.model.spec import Layer, ModelSpec, Stack, Tower
 from calc.model.weights import Norm, Part, Weight, convolution, dim, linear

@@ -9,11 +9,19 @@ from typing import Any
 
 from calc.errors import InputError
 from calc.model.defaults import class_defaults
-from calc.model.families import decoders, dense, gemma4, hybrid, latent, mixtures, sparse
+from calc.model.families import (
+    deepseek_mla,
+    gemma4,
+    llama_qwen_gemma_phi,
+    llama_variants,
+    mamba_hybrids,
+    mixtral_qwen3_moe_gpt_oss,
+    qwen2_moe_glm_moe,
+)
 from calc.model.families.base import Family
 from calc.model.families.common import LAYER_NORM, hidden, storage_dtype
-from calc.model.families.rotary_towers import glm4v_tower, kimi_tower, pixtral_tower, qwen2_5_tower, qwen2_tower
-from calc.model.families.towers import clip_tower, gemma4_tower, internvl_tower, qwen_tower, siglip_tower
+from calc.model.families.rotary_vision_towers import glm4v_tower, kimi_tower, pixtral_tower, qwen2_5_tower, qwen2_tower
+from calc.model.families.vision_towers import clip_tower, gemma4_tower, internvl_tower, qwen_tower, siglip_tower
 from calc.model.fields import Fields
 from calc.model.mixers import Attention
 from calc.model.spec import ModelSpec, Tower
@@ -23,7 +31,9 @@ Reader = Callable[[Fields], ModelSpec]
 Projector = Callable[[Fields, Dim, Dim], tuple[Weight, ...]]  # config, the language model's width, the encoder's
 
 # text_config.model_type -> the class that reads it
-_TEXT_FAMILIES = decoders.FAMILIES | dense.FAMILIES | mixtures.FAMILIES | latent.FAMILIES
+_TEXT_FAMILIES = (
+    llama_qwen_gemma_phi.FAMILIES | llama_variants.FAMILIES | mixtral_qwen3_moe_gpt_oss.FAMILIES | deepseek_mla.FAMILIES
+)
 _TEXT = {
     "cohere2": "Cohere2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
@@ -248,7 +258,7 @@ def gemma3(fields: Fields) -> ModelSpec:
     )
     fields.ignore("mm_tokens_per_image", "boi_token_index", "eoi_token_index")
     vision_tower = replace(tower, parts=(*tower.parts, Part("projector", projector)))
-    return with_text(fields, decoders.gemma3, text, True, (vision_tower,))
+    return with_text(fields, llama_qwen_gemma_phi.gemma3, text, True, (vision_tower,))
 
 
 def gemma4_model(fields: Fields) -> ModelSpec:
@@ -263,7 +273,11 @@ def gemma4_model(fields: Fields) -> ModelSpec:
     return with_text(fields, gemma4.gemma4, text, True, towers)
 
 
-_GLM4V = dense.dense(dense.Traits(bias="qkv", bias_flag="", mlp={"modules": dense.FUSED_MLP}, norms=dense.SANDWICH))
+_GLM4V = llama_variants.dense(
+    llama_variants.Traits(
+        bias="qkv", bias_flag="", mlp={"modules": llama_variants.FUSED_MLP}, norms=llama_variants.SANDWICH
+    )
+)
 _idefics_tower = partial(siglip_tower, head=False)
 _SIGLIP = "siglip_vision_model"
 
@@ -291,16 +305,26 @@ FAMILIES = {
     "Kimi_K25ForConditionalGeneration": Family(
         llava_like(_kimi, "deepseek_v3", tied=True, own_vision=kimi_tower), "kimi_k25"
     ),
-    "Qwen2VLForConditionalGeneration": Family(qwen_vl(decoders.qwen2, qwen2_tower, inner_tie=True), "qwen2_vl"),
-    "Qwen2_5_VLForConditionalGeneration": Family(qwen_vl(decoders.qwen2, qwen2_5_tower, inner_tie=True), "qwen2_5_vl"),
-    "Qwen3VLForConditionalGeneration": Family(qwen_vl(decoders.qwen3, qwen_tower), "qwen3_vl"),
-    "Qwen3VLMoeForConditionalGeneration": Family(qwen_vl(mixtures.qwen3_moe, qwen_tower), "qwen3_vl_moe"),
-    "Qwen3_5ForConditionalGeneration": Family(qwen_vl(hybrid.qwen3_5, partial(qwen_tower, deepstack=False)), "qwen3_5"),
+    "Qwen2VLForConditionalGeneration": Family(
+        qwen_vl(llama_qwen_gemma_phi.qwen2, qwen2_tower, inner_tie=True), "qwen2_vl"
+    ),
+    "Qwen2_5_VLForConditionalGeneration": Family(
+        qwen_vl(llama_qwen_gemma_phi.qwen2, qwen2_5_tower, inner_tie=True), "qwen2_5_vl"
+    ),
+    "Qwen3VLForConditionalGeneration": Family(qwen_vl(llama_qwen_gemma_phi.qwen3, qwen_tower), "qwen3_vl"),
+    "Qwen3VLMoeForConditionalGeneration": Family(
+        qwen_vl(mixtral_qwen3_moe_gpt_oss.qwen3_moe, qwen_tower), "qwen3_vl_moe"
+    ),
+    "Qwen3_5ForConditionalGeneration": Family(
+        qwen_vl(mamba_hybrids.qwen3_5, partial(qwen_tower, deepstack=False)), "qwen3_5"
+    ),
     "Qwen3_5MoeForConditionalGeneration": Family(
-        qwen_vl(hybrid.qwen3_5_moe, partial(qwen_tower, deepstack=False)), "qwen3_5_moe"
+        qwen_vl(mamba_hybrids.qwen3_5_moe, partial(qwen_tower, deepstack=False)), "qwen3_5_moe"
     ),
     "Glm4vForConditionalGeneration": Family(qwen_vl(_GLM4V, glm4v_tower, inner_tie=True), "glm4v"),
-    "Glm4vMoeForConditionalGeneration": Family(qwen_vl(sparse.glm4_moe, glm4v_tower, inner_tie=True), "glm4v_moe"),
+    "Glm4vMoeForConditionalGeneration": Family(
+        qwen_vl(qwen2_moe_glm_moe.glm4_moe, glm4v_tower, inner_tie=True), "glm4v_moe"
+    ),
     "Gemma3ForConditionalGeneration": Family(gemma3, "gemma3"),
     "Gemma4ForConditionalGeneration": Family(gemma4_model, "gemma4"),
 }

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from calc.errors import InputError
-from calc.model.families import prediction
+from calc.model.families import multi_token_prediction
 from calc.model.families.base import Family
 from calc.model.families.common import (
     assemble,
@@ -23,8 +23,8 @@ from calc.model.families.common import (
     patterned,
     uniform,
 )
-from calc.model.families.recurrences import gated_delta_net, mamba1, mamba2
-from calc.model.families.sparse import Experts, every_step, shared_expert
+from calc.model.families.qwen2_moe_glm_moe import Experts, every_step, shared_expert
+from calc.model.families.recurrent_mixers import gated_delta_net, mamba1, mamba2
 from calc.model.feed_forward import MLP, FeedForward, MoE
 from calc.model.fields import MOST_LAYERS, Fields
 from calc.model.mixers import Attention, Mixer, Recurrence
@@ -88,8 +88,8 @@ def _delta_hybrid(
         dropout=dropouts(fields, **_DROPOUT),
     )
     full = [layer for layer in layers if isinstance(layer.mixer, Attention)]
-    return prediction.with_prediction(
-        spec, prediction.count(fields, "mtp_num_hidden_layers"), full[-1] if full else None
+    return multi_token_prediction.with_prediction(
+        spec, multi_token_prediction.count(fields, "mtp_num_hidden_layers"), full[-1] if full else None
     )
 
 
@@ -230,13 +230,13 @@ def nemotron_h(fields: Fields) -> ModelSpec:
     fields.ignore("residual_in_fp32", "rescale_prenorm_residual", "num_nextn_predict_layers", "mtp_layers_block_type")
     fields.ignore("mtp_hybrid_override_pattern", "time_step_limit", "time_step_floor", "time_step_max", "time_step_min")
     spec = assemble(fields, layers, never_tied=True, dropout=dropouts(fields, **_DROPOUT))
-    return prediction.with_blocks(spec, [kinds[kind]() for kind in predicting]) if predicting else spec
+    return multi_token_prediction.with_blocks(spec, [kinds[kind]() for kind in predicting]) if predicting else spec
 
 
 def _nemotron_prediction(fields: Fields) -> list[str]:
     """The kinds of layer in one step of multi-token prediction; none where the checkpoint holds none."""
     types, letters = fields.items("mtp_layers_block_type"), fields.data.get("mtp_hybrid_override_pattern")
-    if not (steps := prediction.count(fields)):
+    if not (steps := multi_token_prediction.count(fields)):
         return []
     found: list[Any] = types if types is not None else list(letters) if isinstance(letters, str) else []
     if steps != 1 or not found or not all(isinstance(kind, str) and kind in _NEMOTRON for kind in found):

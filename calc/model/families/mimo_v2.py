@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from calc.errors import InputError
-from calc.model.families import prediction
+from calc.model.families import multi_token_prediction
 from calc.model.families.base import Family
 from calc.model.families.common import (
     FULL_OR_SLIDING,
@@ -18,7 +18,7 @@ from calc.model.families.common import (
     norms,
     num_layers,
 )
-from calc.model.families.sparse import first_dense
+from calc.model.families.qwen2_moe_glm_moe import first_dense
 from calc.model.fields import Fields
 from calc.model.mixers import Attention
 from calc.model.spec import Layer, ModelSpec
@@ -67,7 +67,7 @@ def mimo_v2_flash(fields: Fields) -> ModelSpec:
     spec = assemble(fields, layers, dropout=dropouts(fields, attention="attention_dropout"))
     # its config does not tell of the three dense layers with a window that its checkpoint holds for prediction
     steps = fields.size("num_nextn_predict_layers", default=3, low=0, high=64)
-    return prediction.with_prediction(spec, steps, Layer("layer", mixer(size), mlp(fields), norms(fields)))
+    return multi_token_prediction.with_prediction(spec, steps, Layer("layer", mixer(size), mlp(fields), norms(fields)))
 
 
 def _check_swa(fields: Fields, count: int, kv: int, head_dim: int) -> None:

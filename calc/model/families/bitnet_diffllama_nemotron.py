@@ -24,7 +24,7 @@ from calc.model.families.common import (
     uniform,
     whole_heads,
 )
-from calc.model.families.dense import Traits, dense
+from calc.model.families.llama_variants import Traits, dense
 from calc.model.fields import Fields
 from calc.model.spec import Layer, ModelSpec
 from calc.model.weights import Norm, Part, Weight, dim, linear

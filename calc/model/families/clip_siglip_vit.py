@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from calc.model.families.base import Family
 from calc.model.families.common import LAYER_NORM, storage_dtype, uniform
-from calc.model.families.rotary_towers import pixtral_tower
-from calc.model.families.towers import CLIP, clip_tower, patches, siglip_tower, vit_layer
+from calc.model.families.rotary_vision_towers import pixtral_tower
+from calc.model.families.vision_towers import CLIP, clip_tower, patches, siglip_tower, vit_layer
 from calc.model.fields import Fields
 from calc.model.mixers import Attention
 from calc.model.spec import ModelSpec, Tower

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from calc.errors import InputError
-from calc.model.families import prediction
+from calc.model.families import multi_token_prediction
 from calc.model.families.base import Family
 from calc.model.families.common import assemble, dropouts, hidden, mlp, moe, norms, num_layers
 from calc.model.fields import Fields
@@ -137,7 +137,9 @@ def deepseek_v4(fields: Fields) -> ModelSpec:
         other=(collapse,),
         dropout=dropouts(fields, attention="attention_dropout"),
     )
-    return prediction.with_prediction(spec, prediction.count(fields), replace(last, extra=(*last.extra, collapse)))
+    return multi_token_prediction.with_prediction(
+        spec, multi_token_prediction.count(fields), replace(last, extra=(*last.extra, collapse))
+    )
 
 
 def _prediction_kind(fields: Fields, count: int) -> str:

@@ -24,9 +24,9 @@ from calc.model.families.common import (
     num_layers,
     patterned,
 )
-from calc.model.families.hybrid import LINEAR_OR_FULL
-from calc.model.families.recurrences import gated_delta_net, kimi_delta, short_convolution
-from calc.model.families.sparse import Experts, first_dense, shared_expert
+from calc.model.families.mamba_hybrids import LINEAR_OR_FULL
+from calc.model.families.qwen2_moe_glm_moe import Experts, first_dense, shared_expert
+from calc.model.families.recurrent_mixers import gated_delta_net, kimi_delta, short_convolution
 from calc.model.feed_forward import FeedForward
 from calc.model.fields import Fields
 from calc.model.mixers import Attention, Mixer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from calc.errors import InputError
 from calc.model.families.common import LAYER_NORM, num_layers
-from calc.model.families.towers import CLIP, encoder_layer, output_size, patches, video_patches, vit_layer
+from calc.model.families.vision_towers import CLIP, encoder_layer, output_size, patches, video_patches, vit_layer
 from calc.model.feed_forward import MLP
 from calc.model.fields import Fields
 from calc.model.spec import Layer, Stack, Tower

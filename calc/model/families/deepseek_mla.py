@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from calc.errors import InputError
-from calc.model.families import prediction
+from calc.model.families import multi_token_prediction
 from calc.model.families.base import Family
 from calc.model.families.common import (
     assemble,
@@ -20,7 +20,7 @@ from calc.model.families.common import (
     num_layers,
     uniform,
 )
-from calc.model.families.sparse import Experts, first_dense, shared_expert
+from calc.model.families.qwen2_moe_glm_moe import Experts, first_dense, shared_expert
 from calc.model.feed_forward import FeedForward, MoE, router
 from calc.model.fields import MOST_LAYERS, Fields
 from calc.model.mixers import Indexer, LatentAttention
@@ -49,7 +49,7 @@ def deepseek(fields: Fields) -> ModelSpec:
     if fields.data.get("moe_layer_freq", 1) != 1:
         raise InputError.of(fields.name("moe_layer_freq"), fields.data["moe_layer_freq"], "only 1 is understood")
     spec = _latent_moe(fields, {"full": lambda: latent_attention(fields)}, ["full"] * num_layers(fields))
-    return prediction.with_prediction(spec, prediction.count(fields), copies=True)
+    return multi_token_prediction.with_prediction(spec, multi_token_prediction.count(fields), copies=True)
 
 
 def glm4_lite(fields: Fields) -> ModelSpec:
@@ -70,7 +70,7 @@ def deepseek_v32(fields: Fields) -> ModelSpec:
     """DeepSeek-V3.2: V3 with an indexer in every layer."""
     mixer = {"sparse": lambda: latent_attention(fields, indexer=indexer(fields))}
     spec = _latent_moe(fields, mixer, ["sparse"] * num_layers(fields))
-    return prediction.with_prediction(spec, prediction.count(fields), copies=True)
+    return multi_token_prediction.with_prediction(spec, multi_token_prediction.count(fields), copies=True)
 
 
 def glm_moe_dsa(fields: Fields) -> ModelSpec:
@@ -84,7 +84,9 @@ def glm_moe_dsa(fields: Fields) -> ModelSpec:
         "full": lambda: latent_attention(fields, indexer=indexer(fields)),
         "shared": lambda: latent_attention(fields),
     }
-    return prediction.with_prediction(_latent_moe(fields, mixers, kinds), prediction.count(fields))
+    return multi_token_prediction.with_prediction(
+        _latent_moe(fields, mixers, kinds), multi_token_prediction.count(fields)
+    )
 
 
 def _indexer_schedule(fields: Fields, count: int) -> list[str]:

@@ -17,7 +17,7 @@ from calc.model.families.common import (
     num_layers,
     uniform,
 )
-from calc.model.families.recurrences import mamba1, mamba2
+from calc.model.families.recurrent_mixers import mamba1, mamba2
 from calc.model.feed_forward import MLP
 from calc.model.fields import Fields
 from calc.model.mixers import Attention, Recurrence

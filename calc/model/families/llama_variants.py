@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from calc.errors import InputError
-from calc.model.families import prediction
+from calc.model.families import multi_token_prediction
 from calc.model.families.base import Family
 from calc.model.families.common import (
     LAYER_NORM,
@@ -142,7 +142,7 @@ def mimo(fields: Fields) -> ModelSpec:
         raise InputError.of("use_sliding_window", True, "only false is understood for MiMo")
     fields.ignore("attention_bias", "sliding_window", "max_window_layers", "use_mrope")
     spec = dense(Traits(bias="qkv", bias_flag=""))(fields)
-    return prediction.with_prediction(spec, prediction.count(fields), in_total=True)
+    return multi_token_prediction.with_prediction(spec, multi_token_prediction.count(fields), in_total=True)
 
 
 def stablelm(fields: Fields) -> ModelSpec:

@@ -13,7 +13,7 @@ from calc.parameters import ParameterAnswer
 from calc.stored import Comparison, hub_total
 from calc.units import show_bytes, show_count
 from pages.ui import charts, hub
-from pages.ui.looks import HUB
+from pages.ui.field_display import HUB
 from pages.ui.scenario import Side
 from pages.ui.text import plain
 from pages.ui.views import Numbers, parts, spaced, values_at

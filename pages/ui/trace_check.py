@@ -16,8 +16,8 @@ from calc.commands import COMMANDS, command_line
 from calc.errors import InputError
 from calc.model.config import parse_config
 from calc.training import TrainingAnswer
-from pages.ui import charts, measuring, scenario
-from pages.ui.measuring import MEASURE, Handle, Progress
+from pages.ui import charts, measurement_runs, scenario
+from pages.ui.measurement_runs import MEASURE, Handle, Progress
 from pages.ui.scenario import Side
 from pages.ui.text import plain
 from pages.ui.views import Numbers
@@ -35,7 +35,7 @@ _lock = threading.Lock()
 
 def check(answer: TrainingAnswer, side: Side) -> None:
     """A button that starts the trace of this scenario, how far it is, and what came of it. Nothing with MEASURE=off."""
-    if not measuring.is_offered():
+    if not measurement_runs.is_offered():
         return
     charts.title("Check with a trace")
     asked = _asked(answer, side)
@@ -43,7 +43,9 @@ def check(answer: TrainingAnswer, side: Side) -> None:
     if found and not found.progress.outcome:
         st.fragment(_under_way, run_every=_POLL_SECONDS)(asked, side.prefix)
         return
-    hindrance = measuring.why_not_installed() or measuring.refusal(st.context.headers, st.context.ip_address)
+    hindrance = measurement_runs.why_not_installed() or measurement_runs.refusal(
+        st.context.headers, st.context.ip_address
+    )
     if st.button(
         "Check with a trace",
         key=f"{side.prefix}trace",

@@ -8,8 +8,8 @@ from urllib.parse import urlencode, urlsplit, urlunsplit
 import streamlit as st
 from pydantic.fields import FieldInfo
 
+from pages.ui.field_display import CUSTOM
 from pages.ui.fields import written
-from pages.ui.looks import CUSTOM
 from pages.ui.scenario import PREFIXES
 
 Asked = Mapping[str, FieldInfo]  # what widgets ask, by key

@@ -15,7 +15,7 @@ from streamlit.errors import StreamlitAPIException
 
 from pages.ui.fields import fields_of, meaning
 from pages.ui.scenario import PREFIXES
-from pages.ui.share import Asked, changed
+from pages.ui.scenario_link import Asked, changed
 
 _OPEN, _KEPT = "open plans", "kept values"
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from calc.errors import InputError
 from calc.model.families.base import Family
+from calc.model.families.bert_roberta import Traits, bert
 from calc.model.families.common import (
     LAYER_NORM,
     assemble,
@@ -17,7 +18,6 @@ from calc.model.families.common import (
     position_table,
     uniform,
 )
-from calc.model.families.encoders import Traits, bert
 from calc.model.fields import Fields
 from calc.model.spec import Layer, ModelSpec, Stack
 from calc.model.weights import Norm, Part, Split, Weight, dim, linear

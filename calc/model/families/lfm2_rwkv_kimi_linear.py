@@ -25,8 +25,8 @@ from calc.model.families.common import (
     uniform,
     whole_heads,
 )
-from calc.model.families.recurrences import kimi_delta, lightning, mlstm, rg_lru, rwkv_mixer, short_convolution
-from calc.model.families.sparse import Experts, first_dense, shared_expert
+from calc.model.families.qwen2_moe_glm_moe import Experts, first_dense, shared_expert
+from calc.model.families.recurrent_mixers import kimi_delta, lightning, mlstm, rg_lru, rwkv_mixer, short_convolution
 from calc.model.feed_forward import FeedForward
 from calc.model.fields import Fields
 from calc.model.mixers import Mixer

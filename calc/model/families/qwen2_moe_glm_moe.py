@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from calc.errors import InputError
-from calc.model.families import prediction
+from calc.model.families import multi_token_prediction
 from calc.model.families.base import Family
 from calc.model.families.common import EXPERTS, LAYER_NORM, bias, heads, hidden, mlp, moe, num_layers
-from calc.model.families.dense import PRE, SANDWICH, Traits, build, dense_mlp
+from calc.model.families.llama_variants import PRE, SANDWICH, Traits, build, dense_mlp
 from calc.model.feed_forward import MLP, FeedForward
 from calc.model.fields import MOST_LAYERS, Fields
 from calc.model.spec import ModelSpec
@@ -134,7 +134,7 @@ def glm4_moe(fields: Fields) -> ModelSpec:
         sizes["sizes"] = (count, fields.size("num_key_value_heads", default=count), max(1, hidden(fields) // count))
     traits = Traits(flag_letters="qkv", qk_norm=qk, attention=sizes)
     spec = sparse(traits, Experts(shared_count="n_shared_experts", pattern=first_dense()))(fields)
-    return prediction.with_prediction(spec, prediction.count(fields), copies=True)
+    return multi_token_prediction.with_prediction(spec, multi_token_prediction.count(fields), copies=True)
 
 
 def ernie4_5_moe(fields: Fields) -> ModelSpec:
