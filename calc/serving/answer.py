@@ -14,12 +14,23 @@ from calc.serving.cache import Cache, cache_of
 from calc.serving.capacity import Capacity
 from calc.serving.engines import ENGINES
 from calc.serving.formats import weight_format
+from calc.serving.llama_cpp import host_counts, host_weights
 from calc.serving.plan import ServingPlan, check_layout
 from calc.serving.speed.estimate import speed
 from calc.serving.speed.roofline import Speed
-from calc.serving.stages import Load, loads
+from calc.serving.stages import Load, Placement, loads
 from calc.serving.weights import StoredWeights, stored_weights
 from calc.units import GiB, ceil_div
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """What an engine keeps in host memory: bytes of weights and of all sequences' cache. `gpu_layers` are those on GPUs, the output
+    among them; None where the engine has no choice."""
+
+    weights: int = 0
+    state: int = 0
+    gpu_layers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,7 @@ class ServingAnswer:
     kv_bytes: int
     activation_bytes: int
     reserved: tuple[Component, ...]
+    host: HostMemory
     blocks_per_sequence: int
     wasted_slots: int
     mha_ratio: float | None
@@ -69,6 +81,9 @@ class ServingAnswer:
             "kv_bytes": self.kv_bytes,
             "activation_bytes": self.activation_bytes,
             "reserved_bytes": {part.name: int(part.total) for part in self.reserved},
+            "host_weights_bytes": self.host.weights,
+            "host_kv_bytes": self.host.state,
+            "gpu_layers": self.host.gpu_layers,
             "kv_budget_bytes": self.capacity.budget,
             "kv_blocks": self.capacity.blocks,
             "kv_tokens": self.capacity.tokens,
@@ -100,10 +115,12 @@ def serve(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None = None) -> Serving
     spec.must_read_text()
     check_layout(spec, plan)
     plan = _settled(spec, plan)
-    stored = stored_weights(spec, plan.weights, plan.tp)
+    stored = stored_weights(spec, plan.weights, plan.tp, plan.dp)
     cache = cache_of(spec, plan)
     engine = ENGINES[plan.engine]
-    stages = loads(spec, plan, gpu, stored, cache, engine.parts)
+    placement = engine.place(spec, plan, gpu, stored, cache) if engine.place else None
+    stages = loads(spec, plan, gpu, stored, cache, engine.parts, placement)
+    host = host_memory(spec, plan, stored, cache, placement)
     most = max(stages, key=lambda load: load.total(plan.concurrency))
     capacity = engine.capacity(plan, gpu, cache, stages)
     block = capacity.block_size or plan.block_size
@@ -114,7 +131,7 @@ def serve(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None = None) -> Serving
         spec=spec,
         plan=plan,
         gpu=gpu,
-        breakdown=Breakdown(_tree(spec, plan, stored, cache, most), "bytes"),
+        breakdown=Breakdown(_tree(spec, plan, _held(plan, stored, most, placement), cache, most), "bytes"),
         stage=most.stage,
         format=stored.format.label,
         weights_bytes=most.weights,
@@ -124,13 +141,14 @@ def serve(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None = None) -> Serving
         kv_bytes=plan.concurrency * most.sequence,
         activation_bytes=most.activation_bytes,
         reserved=most.reserved,
+        host=host,
         blocks_per_sequence=capacity.request_blocks or blocks,
         wasted_slots=blocks * block - cached,
         mha_ratio=mha_ratio(spec) if spec.generates else None,
         saved_flops_per_step=plan.concurrency * saved_flops(spec, cached),
         capacity=capacity,
         speed=pace,
-        notes=(*_notes(spec, plan, gpu, pace), *_missing(plan, capacity, stages)),
+        notes=(*_notes(spec, plan, gpu, pace), *_placed(spec, plan, host), *_missing(plan, capacity, stages)),
     )
 
 
@@ -144,13 +162,31 @@ def _settled(spec: ModelSpec, plan: ServingPlan) -> ServingPlan:
     return plan.model_copy(update=found)
 
 
-def _tree(spec: ModelSpec, plan: ServingPlan, stored: StoredWeights, cache: Cache, load: Load) -> Component:
+def host_memory(
+    spec: ModelSpec, plan: ServingPlan, stored: StoredWeights, cache: Cache, placement: Placement | None
+) -> HostMemory:
+    """What stays in host memory where the engine places layers itself."""
+    if placement is None:
+        return HostMemory()
+    weights = sum(part.total for part in host_weights(spec, plan, stored, placement.layers))
+    counts = host_counts(spec, placement.layers)
+    on_gpu = spec.num_hidden_layers - sum(counts)
+    state = plan.concurrency * cache.sequence_bytes(counts, plan.context)
+    return HostMemory(int(weights), state, on_gpu + (plan.gpu_layers != 0))
+
+
+def _held(plan: ServingPlan, stored: StoredWeights, load: Load, placement: Placement | None) -> tuple[Component, ...]:
+    """The weights of a stage."""
+    return placement.weights(load.layers) if placement else stored.stage(load.layers, plan.pp)
+
+
+def _tree(spec: ModelSpec, plan: ServingPlan, weights: tuple[Component, ...], cache: Cache, load: Load) -> Component:
     """weights, state and activations of one GPU; the state once for each sequence."""
     kinds = cache.components(spec, load.counts)
     if len(kinds) == 1:
         kinds = (Component("layers", children=kinds[0].children, count=kinds[0].count),)
     parts = (
-        Component("weights", children=stored.stage(load.layers, plan.pp)),
+        Component("weights", children=weights),
         Component("state", children=unique_names(kinds), count=plan.concurrency),
         Component("activations", children=load.activations),
     )
@@ -204,6 +240,10 @@ def _notes(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, pace: Speed) -> 
     elif gpu.memory_is_estimate:
         notes.append(f"memory of {gpu.name}: {gpu.memory_note}")
     notes += spec.beyond_positions("context", plan.context)
+    if plan.dp > 1:
+        notes.append(
+            f"each of the {plan.dp} data-parallel ranks serves its own requests: the cache's figures are of one rank"
+        )
     if plan.engine == "vllm" and any(_keeps_fp32(mixer) for kind in spec.layers.kinds for mixer in kind.mixers):
         notes.append(
             "recurrent states are counted in fp32, as transformers keeps them; vLLM keeps most in the model's format unless "
@@ -212,6 +252,17 @@ def _notes(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, pace: Speed) -> 
     if pace.ttft_s is not None and pace.source == "roofline":
         notes.append("times are a roofline: no communication, launches or scheduling")
     return notes
+
+
+def _placed(spec: ModelSpec, plan: ServingPlan, host: HostMemory) -> list[str]:
+    """Where an engine keeps layers on the host, in a sentence."""
+    total = spec.num_hidden_layers + 1
+    if host.gpu_layers is None or host.gpu_layers >= total:
+        return []
+    return [
+        f"{host.gpu_layers} of {total} layers (the output counted as one) are on the GPU; the rest computes on the host, and the "
+        "times here do not show it"
+    ]
 
 
 def _missing(plan: ServingPlan, capacity: Capacity, stages: tuple[Load, ...]) -> list[str]:

@@ -34,6 +34,10 @@ _PACKED = (
     "vLLM, fp8_ds_mla: 656 bytes a token and layer for DeepSeek-V3.2, and 132 for the indexer",
     "https://github.com/vllm-project/vllm",
 )
+_RECURRENT = (
+    "llama.cpp, src/llama-memory-recurrent.cpp and llama-hparams.cpp: n_embd_r and n_embd_s in F32",
+    "https://github.com/ggml-org/llama.cpp",
+)
 _COPIED = "every tensor-parallel rank keeps a full copy"
 _WINDOW_FULL = "a window of W keeps W tokens, the newest included (Hugging Face's DynamicCache drops the oldest between steps: W - 1)"
 
@@ -63,14 +67,28 @@ class Kept:
 
 @lru_cache(maxsize=64)
 def kept_tensors(
-    spec: ModelSpec, tp: int, keep_window: int, keep_sinks: int, packed: bool
+    spec: ModelSpec, tp: int, keep_window: int, keep_sinks: int, packed: bool, cells: bool = False
 ) -> tuple[tuple[Kept, ...], ...]:
-    """What each kind of layer keeps on one of `tp` ranks; `packed`: latents and index keys in vLLM's fp8_ds_mla layout. An
-    encoder keeps nothing: it generates nothing."""
+    """What each kind of layer keeps on one of `tp` ranks; `packed`: latents and index keys in vLLM's fp8_ds_mla layout;
+    `cells`: recurrent states as llama.cpp keeps them. An encoder keeps nothing: it generates nothing."""
     if not spec.generates:
         return ((),) * len(spec.layers.kinds)
     kinds = (tuple(_kept(spec, kind, tp, keep_window, keep_sinks)) for kind in spec.layers.kinds)
+    if cells:
+        return tuple(tuple(map(_in_fp32, kind)) for kind in kinds)
     return tuple(tuple(_packed(kept) for kept in kind) if packed else kind for kind in kinds)
+
+
+def _in_fp32(kept: Kept) -> Kept:
+    """llama.cpp keeps every recurrent state in fp32, and of a convolution's inputs not the newest."""
+    if not kept.fixed:
+        return kept
+    elements, latex = kept.elements, kept.latex
+    if kept.taps:
+        elements, latex = elements - elements // kept.taps, rf"({latex} - \frac{{{latex}}}{{{kept.taps}}})"
+    return replace(
+        kept, elements=elements, latex=latex, bits=KV_FORMATS["fp32"], source=_RECURRENT, assumes=("kept in fp32",)
+    )
 
 
 def _packed(kept: Kept) -> Kept:
@@ -291,5 +309,5 @@ def cache_of(spec: ModelSpec, plan: ServingPlan) -> Cache:
     """The cache of a plan on one GPU."""
     sparse = any(isinstance(kind.mixer, LatentAttention) and kind.mixer.indexer for kind in spec.layers.kinds)
     packed = sparse and plan.engine == "vllm" and plan.kv_dtype == "fp8"
-    kinds = kept_tensors(spec, plan.tp, plan.keep_window, plan.keep_sinks, packed)
+    kinds = kept_tensors(spec, plan.tp, plan.keep_window, plan.keep_sinks, packed, plan.engine == "llama.cpp")
     return Cache(kinds, KV_FORMATS[plan.kv_dtype], plan)

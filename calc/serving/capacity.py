@@ -9,7 +9,7 @@ from calc.hardware import Gpu
 from calc.serving.cache import Cache
 from calc.serving.plan import ServingPlan
 from calc.serving.stages import Load
-from calc.units import GiB
+from calc.units import GB, GiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,18 @@ def limit_of(plan: ServingPlan, gpu: Gpu | None, utilization: float = UTILIZATIO
         return int(Fraction(str(plan.kv_memory_gib)) * GiB)
     if gpu is None or gpu.memory_bytes is None:
         return None
-    return int(Fraction(str(plan.utilization(utilization))) * gpu.memory_bytes)
+    return int(Fraction(str(plan.utilization(utilization))) * usable_bytes(gpu, gpu.memory_bytes))
+
+
+_WORKING_SET = ((36 * GB, Fraction(2, 3)), (1 << 60, Fraction(3, 4)))  # memory up to which, Metal's share of it
+
+
+def usable_bytes(gpu: Gpu, memory: int) -> int:
+    """What a program may take of a device's memory: on Apple's machines Metal's recommended working set, 2/3 of the memory up to 36 GB
+    and 3/4 above (recommendedMaxWorkingSetSize, as llama.cpp and MLX print it); iogpu.wired_limit_mb raises it."""
+    if gpu.vendor != "Apple":
+        return memory
+    return int(memory * next(share for most, share in _WORKING_SET if memory <= most))
 
 
 def budget_of(plan: ServingPlan, gpu: Gpu | None, load: Load, utilization: float = UTILIZATION) -> int | None:
@@ -64,9 +75,11 @@ def budget_of(plan: ServingPlan, gpu: Gpu | None, load: Load, utilization: float
     return limit - load.weights - load.activation_bytes - load.reserved_bytes
 
 
-def logical(plan: ServingPlan, gpu: Gpu | None, cache: Cache, loads: tuple[Load, ...]) -> Capacity:
+def logical(
+    plan: ServingPlan, gpu: Gpu | None, cache: Cache, loads: tuple[Load, ...], utilization: float = UTILIZATION
+) -> Capacity:
     """The bytes of the tensors alone: tokens fill the budget to the last byte, and blocks are whole."""
-    rooms = [(load, budget) for load in loads if (budget := budget_of(plan, gpu, load)) is not None]
+    rooms = [(load, budget) for load in loads if (budget := budget_of(plan, gpu, load, utilization)) is not None]
     if not rooms:
         return Capacity(None, None, None, None, None)
     tightest: dict[tuple[int, ...], int] = {}  # stages with the same layers differ in their budget alone
@@ -82,6 +95,6 @@ def logical(plan: ServingPlan, gpu: Gpu | None, cache: Cache, loads: tuple[Load,
         tokens,
         concurrency,
         left >= 0 if gpu else None,
-        limit_of(plan, gpu),
+        limit_of(plan, gpu, utilization),
         left,
     )

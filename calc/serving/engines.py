@@ -11,21 +11,24 @@ from calc.model.spec import ModelSpec
 from calc.serving.activations import activations
 from calc.serving.cache import Cache
 from calc.serving.capacity import Capacity, logical
-from calc.serving.llama_cpp import buffers, llama_cpp
+from calc.serving.llama_cpp import buffers, llama_cpp, place
 from calc.serving.plan import ServingPlan
-from calc.serving.stages import Load, Parts
+from calc.serving.stages import Load, Parts, Placement
 from calc.serving.vllm import profile, reserved, vllm
+from calc.serving.weights import StoredWeights
 
 _Pair = tuple[tuple[Component, ...], tuple[Component, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """One engine: `parts` gives the activations and what is reserved on a stage, `capacity` what the cache has room for."""
+    """One engine: `parts` gives the activations and what is reserved on a stage, `capacity` what the cache has room for, `place`
+    where layers go when not in even shares."""
 
     name: str
     parts: Parts
     capacity: Callable[[ServingPlan, Gpu | None, Cache, tuple[Load, ...]], Capacity]
+    place: Callable[[ModelSpec, ServingPlan, Gpu | None, StoredWeights, Cache], Placement] | None = None
 
 
 def _ends(spec: ModelSpec, layers: range) -> tuple[bool, bool]:
@@ -45,6 +48,6 @@ def _vllm(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, layers: range) ->
 _TABLE = (
     Engine("logical", _logical, logical),
     Engine("vllm", _vllm, vllm),
-    Engine("llama.cpp", buffers, llama_cpp),
+    Engine("llama.cpp", buffers, llama_cpp, place),
 )
 ENGINES: Mapping[str, Engine] = {engine.name: engine for engine in _TABLE}

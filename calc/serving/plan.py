@@ -50,6 +50,22 @@ _AutoCount = Annotated[int | None, BeforeValidator(_zero_is_auto)]
 _AutoGiB = Annotated[float | None, BeforeValidator(_zero_is_auto)]
 
 
+_ENGINE_FIELDS = {
+    "engine_version": ("vllm",),
+    "ep": ("vllm", "sglang"),
+    "enforce_eager": ("vllm",),
+    "images": ("vllm",),
+    "async_scheduling": ("vllm",),
+    "prefix_caching": ("vllm",),
+    "non_torch_gib": ("vllm",),
+    "overhead_gib": ("vllm",),
+    "cuda_graph_gib": ("vllm", "sglang"),
+    "ubatch": ("llama.cpp",),
+    "gpu_layers": ("llama.cpp",),
+    "flash_attention": ("llama.cpp",),
+}
+
+
 class ServingPlan(SpeedOptions):
     """How a model is served. Bytes are per GPU, for the pipeline stage that needs the most."""
 
@@ -118,6 +134,11 @@ class ServingPlan(SpeedOptions):
         None, ge=0, le=1000, description="GiB of CUDA graphs, where a log says so; left out: an estimate by their sizes"
     )
     ubatch: int = Field(512, ge=1, le=65536, description="llama.cpp: tokens computed at once (n_ubatch)")
+    gpu_layers: Annotated[int, Field(ge=0, le=10_000)] | Literal["auto"] | None = Field(
+        None,
+        description="llama.cpp: layers on the GPU, the output counted as one (-ngl); auto: as many as fit; left out: all",
+    )
+    flash_attention: bool = Field(True, description="llama.cpp: compute attention without keeping its scores (-fa)")
     keep_window: int = Field(
         0, ge=0, le=MOST_TOKENS, description="StreamingLLM: keep only the last so many tokens; 0: keep all"
     )
@@ -144,6 +165,15 @@ class ServingPlan(SpeedOptions):
                 f"keep_sinks ({self.keep_sinks}) needs a keep_window above 0; keep_window is {self.keep_window}"
             )
         return self
+
+    @property
+    def idle(self) -> dict[str, str]:
+        """Fields that were given and that the engine does not have, each with the reason."""
+        return {
+            name: f"it is for {' and '.join(engines)}; the engine is {self.engine}"
+            for name, engines in _ENGINE_FIELDS.items()
+            if self.engine not in engines and name in self.model_fields_set
+        }
 
     def utilization(self, default: float) -> float:
         """The share of the memory that may be used: as given, or the engine's default."""

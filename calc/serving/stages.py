@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -54,6 +55,14 @@ def stage_layers(layers: int, stages: int) -> tuple[range, ...]:
     return tuple(found)
 
 
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where an engine puts layers: those of each GPU, and the weights that a GPU with such layers holds."""
+
+    layers: tuple[range, ...]
+    weights: Callable[[range], tuple[Component, ...]]
+
+
 class Parts(Protocol):
     """What an engine takes on one stage beside weights and cache."""
 
@@ -65,11 +74,23 @@ class Parts(Protocol):
 
 
 def loads(
-    spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, stored: StoredWeights, cache: Cache, parts: Parts
+    spec: ModelSpec,
+    plan: ServingPlan,
+    gpu: Gpu | None,
+    stored: StoredWeights,
+    cache: Cache,
+    parts: Parts,
+    placement: Placement | None = None,
 ) -> tuple[Load, ...]:
-    """The load of every stage."""
+    """The load of every stage: the layers in even shares, or as an engine places them."""
+    stages = _stages(spec, stored, plan.pp)
+    if placement:
+        stages = tuple(
+            (layers, kind_counts(spec, layers), int(sum(part.total for part in placement.weights(layers))))
+            for layers in placement.layers
+        )
     found = []
-    for stage, (layers, counts, weights) in enumerate(_stages(spec, stored, plan.pp)):
+    for stage, (layers, counts, weights) in enumerate(stages):
         activations, reserved = parts(spec, plan, gpu, layers)
         sequence = cache.sequence_bytes(counts, plan.context)
         found.append(Load(stage, layers, counts, weights, sequence, activations, reserved))

@@ -17,6 +17,7 @@ from calc.quantization.modules import Role, Site, site
 from calc.quantization.schemes import Scheme
 from calc.serving.formats import GGML_SCHEMES, PLAIN, WeightFormat, weight_format
 from calc.serving.gguf import embedding_type, fitting, head_type, layer_types
+from calc.units import ceil_div
 
 
 class Experts(NamedTuple):
@@ -104,14 +105,14 @@ def _total(parts: tuple[Component, ...]) -> int:
 
 
 @lru_cache(maxsize=64)
-def stored_weights(spec: ModelSpec, name: str, tp: int) -> StoredWeights:
+def stored_weights(spec: ModelSpec, name: str, tp: int, dp: int = 1) -> StoredWeights:
     """The weights of one tensor-parallel rank in that format; a spec hashes by identity, so a slider move finds them made."""
-    return weights_in(spec, weight_format(spec, name), tp)
+    return weights_in(spec, weight_format(spec, name), tp, dp)
 
 
-def weights_in(spec: ModelSpec, form: WeightFormat, tp: int = 1) -> StoredWeights:
-    """The weights of one tensor-parallel rank."""
-    store = _Gguf(spec, form, tp) if form.ftype else _Store(spec, form, tp)
+def weights_in(spec: ModelSpec, form: WeightFormat, tp: int = 1, dp: int = 1) -> StoredWeights:
+    """The weights of one tensor-parallel rank, its experts shared by `dp` data-parallel ranks as well."""
+    store = _Gguf(spec, form, tp, dp) if form.ftype else _Store(spec, form, tp, dp)
     index: dict[tuple[int, ...], int] = {}
     pattern: list[int] = []
     sorts: list[Component] = []
@@ -160,8 +161,8 @@ def _multiplies(weight: Weight) -> bool:
 class _Store:
     """The scheme of each weight by what the format declares, and the tensors that follow, for one tensor-parallel rank."""
 
-    def __init__(self, spec: ModelSpec, form: WeightFormat, tp: int) -> None:
-        self.spec, self.form, self.tp = spec, form, tp
+    def __init__(self, spec: ModelSpec, form: WeightFormat, tp: int, dp: int = 1) -> None:
+        self.spec, self.form, self.tp, self.dp = spec, form, tp, dp
         self.quantization = own = form.quantization
         self.roles: frozenset[Role] = own.roles if own else frozenset()
         if own and own.in_experts and not any(part.expert for parts in spec.layers.kind_parts for part in parts):
@@ -174,7 +175,7 @@ class _Store:
             Component(
                 part.name,
                 children=part_leaves(part, lambda part, weight: self.scheme(part, weight, at), self.tp, kv),
-                count=part.copies,
+                count=ceil_div(part.copies, self.dp) if part.expert else part.copies,
             )
             for part in parts
             if part.copies
@@ -239,8 +240,8 @@ _EMBEDDING = Site("embedding", ("model.embed_tokens", "language_model.model.embe
 class _Gguf(_Store):
     """The types that llama-quantize gives each tensor."""
 
-    def __init__(self, spec: ModelSpec, form: WeightFormat, tp: int) -> None:
-        super().__init__(spec, form, tp)
+    def __init__(self, spec: ModelSpec, form: WeightFormat, tp: int, dp: int = 1) -> None:
+        super().__init__(spec, form, tp, dp)
         kinds = spec.layers.kinds
         self.types = [layer_types(form.ftype, spec, at, kinds[index]) for at, index in enumerate(spec.layers.pattern)]
 

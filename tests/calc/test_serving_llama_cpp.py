@@ -6,6 +6,7 @@ import pytest
 
 from calc.catalogue import load
 from calc.errors import InputError
+from calc.hardware import gpu
 from calc.serving import ServingPlan, serve
 from calc.units import GiB, MiB
 from tests.latex import assert_formulas_hold
@@ -34,8 +35,36 @@ def test_a_stream_is_padded_to_256_cells(context, cells):
     assert llama_cpp("llama-2-7b", context=context).kv_bytes_per_sequence == cells * 524_288
 
 
-def test_the_compute_buffer_is_the_logits_of_a_micro_batch():
-    assert llama_cpp("llama-2-7b").activation_bytes == 512 * 32_000 * 4
+def test_the_compute_buffer_is_the_widest_point_of_a_micro_batch():
+    """ggml-org/ci, build 4823: 162.00 MiB for pythia-2.8b at 2,048 tokens without flash attention; 300.75 MiB for a Qwen3-1.7B."""
+    assert llama_cpp("pythia-2.8b", context=2048, flash_attention=False).activation_bytes == 162 * MiB + 8192
+    assert llama_cpp("qwen3-1.7b", context=1024).activation_bytes == 512 * (151_936 + 2048) * 4
+
+
+def test_the_input_embedding_stays_on_the_host():
+    """The same log: 5049.71 MiB of weights on the GPU, 245.62 MiB on the host."""
+    answer = llama_cpp("pythia-2.8b", weights="gguf-F16", context=2048)
+    assert round(answer.weights_bytes / MiB, 2) == 5049.71
+    assert answer.host.weights == 50_304 * 2560 * 2
+
+
+def test_recurrent_states_are_in_fp32():
+    """lmstudio#1862: 598.50 MiB for four sequences of this shape, and 16,384 MiB of keys and values at 65,536 tokens."""
+    answer = llama_cpp("qwen3.5-27b", context=65_536, concurrency=4)
+    assert 4 * answer.kv_fixed_bytes == 598.5 * MiB
+    assert answer.kv_bytes == (16_384 + 598.5) * MiB
+    assert_formulas_hold(answer.breakdown)
+
+
+def test_auto_puts_as_many_layers_on_the_gpu_as_fit():
+    card = gpu("rtx-3090-24gb")
+    plan = {"engine": "llama.cpp", "weights": "gguf-Q4_K_M", "kv_dtype": "fp16", "context": 8192}
+    answer = serve(load("meta-llama-3.1-70b"), ServingPlan(gpu_layers="auto", **plan), card)
+    assert answer.capacity.fits
+    assert 0 < answer.host.gpu_layers < 81
+    more = serve(load("meta-llama-3.1-70b"), ServingPlan(gpu_layers=answer.host.gpu_layers + 1, **plan), card)
+    assert more.capacity.fits is False
+    assert answer.host.weights + answer.weights_bytes == more.host.weights + more.weights_bytes
 
 
 @pytest.mark.parametrize("name", ["fp8", "int8", "int4"])

@@ -7,15 +7,23 @@ from dataclasses import replace
 from calc.errors import InputError
 from calc.hardware import Gpu
 from calc.serving.cache import Cache
-from calc.serving.capacity import Capacity, logical
+from calc.serving.capacity import Capacity, logical, usable_bytes
 from calc.serving.plan import ServingPlan
 from calc.serving.stages import Load
+from calc.units import GiB
 
-_LLAMA_CPP_KV = ("bf16", "fp16", "fp32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+_KV = ("bf16", "fp16", "fp32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 
 
 def llama_cpp(plan: ServingPlan, gpu: Gpu | None, cache: Cache, loads: tuple[Load, ...]) -> Capacity:
     """llama.cpp: a stream for each sequence, in cells of 256 and without blocks. InputError for a cache format that it does not have."""
-    if plan.kv_dtype not in _LLAMA_CPP_KV:
-        raise InputError.of("kv_dtype", plan.kv_dtype, f"llama.cpp keeps its cache in {', '.join(_LLAMA_CPP_KV)}")
-    return replace(logical(plan, gpu, cache, loads), blocks=None)
+    if plan.kv_dtype not in _KV:
+        raise InputError.of("kv_dtype", plan.kv_dtype, f"llama.cpp keeps its cache in {', '.join(_KV)}")
+    return replace(logical(plan, gpu, cache, loads, share_of(gpu)), blocks=None)
+
+
+def share_of(gpu: Gpu | None) -> float:
+    """The share of a GPU that it fills unless told otherwise: all but 1 GiB (common.h, fit_params_target)."""
+    if gpu is None or gpu.memory_bytes is None:
+        return 1.0
+    return max(0.0, 1 - GiB / usable_bytes(gpu, gpu.memory_bytes))
