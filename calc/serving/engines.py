@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from calc.breakdown import Component
 from calc.hardware import Gpu
 from calc.model.spec import ModelSpec
+from calc.serving import sglang, tensorrt_llm, transformers_generate
 from calc.serving.activations import activations
 from calc.serving.cache import Cache
 from calc.serving.capacity import Capacity, logical
@@ -48,6 +49,9 @@ def _vllm(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, layers: range) ->
 _TABLE = (
     Engine("logical", _logical, logical),
     Engine("vllm", _vllm, vllm),
+    Engine("sglang", sglang.parts, sglang.sglang),
+    Engine("tensorrt-llm", tensorrt_llm.parts, tensorrt_llm.tensorrt_llm),
+    Engine("transformers", transformers_generate.parts, transformers_generate.transformers_generate),
     Engine("llama.cpp", buffers, llama_cpp, place),
 )
 ENGINES: Mapping[str, Engine] = {engine.name: engine for engine in _TABLE}

@@ -59,7 +59,12 @@ _ENGINE_FIELDS = {
     "prefix_caching": ("vllm",),
     "non_torch_gib": ("vllm",),
     "overhead_gib": ("vllm",),
-    "cuda_graph_gib": ("vllm", "sglang"),
+    "cuda_graph_gib": ("vllm",),
+    "activation_gib": ("vllm", "llama.cpp"),
+    "mem_fraction_static": ("sglang",),
+    "free_gpu_memory_fraction": ("tensorrt-llm",),
+    "max_tokens": ("tensorrt-llm",),
+    "gpu_memory_utilization": ("logical", "vllm", "llama.cpp"),
     "ubatch": ("llama.cpp",),
     "gpu_layers": ("llama.cpp",),
     "flash_attention": ("llama.cpp",),
@@ -132,6 +137,18 @@ class ServingPlan(SpeedOptions):
     )
     cuda_graph_gib: float | None = Field(
         None, ge=0, le=1000, description="GiB of CUDA graphs, where a log says so; left out: an estimate by their sizes"
+    )
+    mem_fraction_static: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="SGLang: share of the memory for weights and cache; left out: by its rule for the GPU",
+    )
+    free_gpu_memory_fraction: float | None = Field(
+        None, gt=0, le=1, description="TensorRT-LLM: share of the free memory for the cache; left out: 0.9"
+    )
+    max_tokens: int | None = Field(
+        None, ge=1, le=10**12, description="TensorRT-LLM: most tokens of the cache; left out: no limit"
     )
     ubatch: int = Field(512, ge=1, le=65536, description="llama.cpp: tokens computed at once (n_ubatch)")
     gpu_layers: Annotated[int, Field(ge=0, le=10_000)] | Literal["auto"] | None = Field(

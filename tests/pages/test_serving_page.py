@@ -39,7 +39,7 @@ def test_blocks_of_16_tokens_agree_with_the_tokens_beside_them():
     assert card.value == f"{room.tokens:,}" == "122,878"
     assert card.help.endswith("Its 7,679 whole blocks of 16 tokens hold 122,864")
     paged = cards(served("gpt-oss-20b", engine="vllm"))["Tokens that fit"]
-    assert paged.help == "Sequences of 4,096 tokens; each takes 513 of the pool's 82,869 blocks"
+    assert paged.help == "Sequences of 4,096 tokens; each takes 513 of the pool's 78,955 blocks"
     assert "no blocks" in cards(served(engine="llama.cpp"))["Tokens that fit"].help
 
 
