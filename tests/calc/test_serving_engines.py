@@ -105,5 +105,5 @@ def test_data_parallel_ranks_share_the_experts():
     alone, two = on("vllm", "qwen3-30b-a3b"), on("vllm", "qwen3-30b-a3b", dp=2, ep=2)
     assert alone.weights_bytes - two.weights_bytes == experts // 2
     assert two.kv_bytes_per_token == alone.kv_bytes_per_token
-    with pytest.raises(ValueError, match=r"ep \(3\) must be 1 or tp x dp"):
+    with pytest.raises(ValueError, match=r"ep \(3\) must divide tp x dp"):
         ServingPlan(ep=3)
