@@ -46,7 +46,7 @@ QUESTION = Question(
     intro="One training step of a pipeline, simulated operation by operation: how busy the stages are, where they wait, what they hold.",
     groups={
         "": ("schedule", "stages", "microbatches", "virtual_stages"),
-        "Times of one micro-batch through one chunk": ("forward", "backward_input", "backward_weight"),
+        "Times of one micro-batch through a rank's layers": ("forward", "backward_input", "backward_weight", "send"),
     },
     headline=headline,
     charts=_charts,

@@ -24,7 +24,7 @@ _HELD = "counted on stage 0, from a forward to the end of its backward"
 
 
 class _Case(NamedTuple):
-    """The letters of the formulas: B is a whole backward, I and W its input and weight gradients."""
+    """The letters of the formulas, for one chunk: B is a whole backward, I and W its input and weight gradients."""
 
     p: int
     m: int
@@ -184,10 +184,10 @@ _FORMS: Mapping[str, tuple[_Form, ...]] = {
 
 
 def closed_forms(plan: PipelinePlan) -> tuple[ClosedForm, ...]:
-    """The published forms for the plan's schedule; none when its chunks take unequal times (F, I and W have no one value)."""
-    if not plan.even:
+    """The published forms for the plan's schedule; none when its chunks take unequal times (F, I and W have no one value) or sends take any."""
+    if not plan.even or plan.send:
         return ()
-    times = (plan.forward[0], plan.backward_input[0], plan.backward_weight[0])
+    times = tuple(plan.seconds(name)[0] for name in ("forward", "backward_input", "backward_weight"))
     case = _Case(plan.stages, plan.microbatches, plan.chunks, *times)
     numbers = case._asdict()
     return tuple(

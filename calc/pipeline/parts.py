@@ -10,7 +10,7 @@ from calc.pipeline.schedules import SCHEDULES
 from calc.pipeline.simulation import RankRun
 
 _WORK = (("forward", "F"), ("backward_input", "I"), ("backward_weight", "W"))
-_HOW = ("simulated operation by operation; sending takes no time",)
+_HOW = ("simulated operation by operation",)
 
 
 def parts(plan: PipelinePlan, ranks: tuple[RankRun, ...], makespan: float) -> Breakdown:

@@ -12,7 +12,7 @@ from calc.errors import InputError
 from calc.pipeline.orders import model_stage
 from calc.pipeline.schedules import SCHEDULES, check_layout, default_virtual_stages, planned_microbatches
 
-MOST_CHUNKS = 2**16  # stages x microbatches x virtual_stages; each is simulated, and this many take about 0.2 s
+MOST_CHUNKS = 2**18  # stages x microbatches x virtual_stages; each is simulated, and this many take about a second
 _LONGEST = 1e9  # seconds
 
 
@@ -60,8 +60,10 @@ class PipelinePlan(BaseModel):
     """A pipeline of `stages` ranks that each hold `virtual_stages` chunks of the model, and one step of micro-batches.
 
     `virtual_stages` left out is 1, or 2 where the schedule has several. `forward`, `backward_input` and `backward_weight`
-    are the seconds of one micro-batch through one chunk (only their ratios matter to the fractions): one number, or one
-    for each rank, or one for each chunk in the order in which the forward meets them. Sending takes no time.
+    are the seconds of one micro-batch through all of a rank's chunks (only their ratios matter to the fractions): one number,
+    or one for each rank, which its chunks share evenly, so that schedules are compared at equal work; or one number for each
+    chunk, its own, in the order in which the forward meets them. `send` is the seconds from the end of an operation until
+    another rank has what it made.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -72,9 +74,13 @@ class PipelinePlan(BaseModel):
     virtual_stages: int | None = Field(
         None, ge=1, le=64, description="chunks of the model on a rank, v; left out: the schedule's own number"
     )
-    forward: Times = Field((1.0,), description="time of a forward through one chunk; commas give one a rank or chunk")
+    forward: Times = Field(
+        (1.0,),
+        description="time of a forward through a rank's layers, however many chunks; commas give one a rank or chunk",
+    )
     backward_input: Times = Field((1.0,), description="time of the backward for the input")
     backward_weight: Times = Field((1.0,), description="time of the backward for the weights")
+    send: float = Field(0.0, ge=0, le=_LONGEST, description="time of a send to the next or the previous rank")
 
     @field_validator("forward")
     @classmethod
@@ -122,10 +128,12 @@ class PipelinePlan(BaseModel):
         """The times of `field` ("forward", ...) for each part of the model, in the model's order."""
         given: tuple[float, ...] = getattr(self, field)
         parts = self.stages * self.chunks
-        if len(given) == parts or len(given) == 1:
-            return list(given) * (parts // len(given))
+        if len(given) == 1:
+            return [given[0] / self.chunks] * parts
+        if len(given) == parts:
+            return list(given)
         seconds = [0.0] * parts
         for rank, time in enumerate(given):
             for chunk in range(self.chunks):
-                seconds[self.model_stage(rank, chunk)] = time
+                seconds[self.model_stage(rank, chunk)] = time / self.chunks
         return seconds

@@ -56,21 +56,21 @@ def run(plan: PipelinePlan) -> tuple[RankRun, ...]:
     """Run every rank's order: each operation starts as soon as its rank is free and what it needs is there.
 
     A forward needs the forward of the part before it, a backward (or input gradient) that of the part after it, a weight
-    gradient its own input gradient. Sending takes no time.
+    gradient its own input gradient. What another rank made is there `send` seconds after its end.
     """
     orders = order(plan.schedule, plan.stages, plan.microbatches, plan.chunks)
     ranks = [
         RankRun(ops, [plan.model_stage(rank, chunk) for chunk in range(plan.chunks)]) for rank, ops in enumerate(orders)
     ]
-    arrivals = _Arrivals(plan)
+    tables = _tables(plan, ranks)
     turn = deque(range(plan.stages))
     queued = [True] * plan.stages
     while turn:
         rank = turn.popleft()
         queued[rank] = False
-        if not _advance(ranks[rank], arrivals):
+        if not _advance(ranks[rank], tables[rank]):
             continue
-        for neighbour in ((rank + 1) % plan.stages, rank - 1 if rank else plan.stages - 1, rank):
+        for neighbour in ((rank + 1) % plan.stages, rank - 1 if rank else plan.stages - 1):
             if not queued[neighbour]:  # what this rank has made may be what the neighbour waits for
                 queued[neighbour] = True
                 turn.append(neighbour)
@@ -79,46 +79,52 @@ def run(plan: PipelinePlan) -> tuple[RankRun, ...]:
     return tuple(ranks)
 
 
-class _Arrivals:
-    """When each input is there (None: not yet known), by part of the model and micro-batch; and how long each part takes."""
-
-    def __init__(self, plan: PipelinePlan) -> None:
-        parts, microbatches = plan.stages * plan.chunks, plan.microbatches
-        forward, inputs, weight = (plan.seconds(name) for name in ("forward", "backward_input", "backward_weight"))
-        whole = [a + b for a, b in zip(inputs, weight, strict=True)]
-        self.seconds = {"F": forward, "B": whole, "I": inputs, "W": weight}
-        # activations[i] go into part i, gradients[i] come out of it; the first and the last row are there from the start.
-        self.activations: list[list[float | None]] = [[None] * microbatches for _ in range(parts + 1)]
-        self.gradients: list[list[float | None]] = [[None] * microbatches for _ in range(parts + 1)]
-        self.activations[0] = [0.0] * microbatches
-        self.gradients[parts] = [0.0] * microbatches
+# When each micro-batch's input is there (None: not yet known); where each output goes; how long it takes; how long the send takes.
+_Row = list[float | None]
+_Table = dict[str, list[tuple[_Row, _Row, float, float]]]
 
 
-def _advance(rank: RankRun, arrivals: _Arrivals) -> bool:
+def _tables(plan: PipelinePlan, ranks: list[RankRun]) -> list[_Table]:
+    """For each rank, what an operation of each kind on each of its chunks waits for, makes and takes."""
+    count, microbatches = plan.stages * plan.chunks, plan.microbatches
+    forward, inputs, weight = (plan.seconds(name) for name in ("forward", "backward_input", "backward_weight"))
+    # activations[i] go into part i, gradients[i] come out of it; the first and the last row are there from the start
+    activations: list[_Row] = [[None] * microbatches for _ in range(count + 1)]
+    gradients: list[_Row] = [[None] * microbatches for _ in range(count + 1)]
+    activations[0] = [0.0] * microbatches
+    gradients[count] = [0.0] * microbatches
+    there: _Row = [0.0] * microbatches  # a weight gradient comes after its own input gradient in every order
+    nowhere: _Row = [None] * microbatches
+    tables = []
+    for rank in ranks:
+        table: _Table = {"F": [], "B": [], "I": [], "W": []}
+        for part in rank.parts:  # the next part may lie on this rank too (where a V turns): then nothing is sent
+            down = 0.0 if part + 1 in rank.parts else plan.send
+            up = 0.0 if part - 1 in rank.parts else plan.send
+            table["F"].append((activations[part], activations[part + 1], forward[part], down))
+            table["B"].append((gradients[part + 1], gradients[part], inputs[part] + weight[part], up))
+            table["I"].append((gradients[part + 1], gradients[part], inputs[part], up))
+            table["W"].append((there, nowhere, weight[part], 0.0))
+        tables.append(table)
+    return tables
+
+
+def _advance(rank: RankRun, table: _Table) -> bool:
     """Run the rank's operations until one needs what is not there yet. Whether any ran."""
-    activations, gradients, seconds = arrivals.activations, arrivals.gradients, arrivals.seconds
     ops, starts, ends = rank.ops, rank.starts, rank.ends
-    done = len(ends)
+    done, busy = len(ends), rank.busy
     free_at = ends[-1] if done else 0.0
     for index in range(done, len(ops)):
         kind, chunk, microbatch = ops[index]
-        part = rank.parts[chunk]
-        if kind == "F":
-            ready = activations[part][microbatch]
-        elif kind == "W":
-            ready = gradients[part][microbatch]
-        else:
-            ready = gradients[part + 1][microbatch]
+        waits, makes, took, send = table[kind][chunk]
+        ready = waits[microbatch]
         if ready is None:
             break
         start = ready if ready > free_at else free_at
-        took = seconds[kind][part]
         free_at = start + took
-        if kind == "F":
-            activations[part + 1][microbatch] = free_at
-        elif kind != "W":
-            gradients[part][microbatch] = free_at
-        rank.busy += took
+        makes[microbatch] = free_at + send
+        busy += took
         starts.append(start)
         ends.append(free_at)
+    rank.busy = busy
     return len(ends) > done
