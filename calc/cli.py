@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from calc.hardware import Gpu
     from calc.model.spec import ModelSpec
 
-_PLANNED = ("communication", "scaling", "plan")
+_PLANNED = ("communication", "scaling")
 MODEL_HELP = (
     "a catalogue name, a path (a config.json or its folder, a .gguf or .safetensors file or its index), "
     "a Hugging Face id (owner/name, owner/name@revision), or - for standard input"

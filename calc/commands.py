@@ -90,6 +90,7 @@ _TABLE = (
     Command(
         "time", "seconds of a training step, by part, and what a run costs", "calc.step_time", "TimePlan", "step_time"
     ),
+    Command("plan", "the best layout for a model on so many GPUs", "calc.planner", "SearchPlan", "search"),
     Command(
         "pipeline",
         "utilisation and timeline of a pipeline schedule",

@@ -184,7 +184,7 @@ _FORMS: Mapping[str, tuple[_Form, ...]] = {
 
 
 def closed_forms(plan: PipelinePlan) -> tuple[ClosedForm, ...]:
-    """The published forms for the plan's schedule; none when its chunks take unequal times (F, I and W have no one value) or sends take any."""
+    """The published forms for the plan's schedule; none when chunks take unequal times (F, I and W have no one value) or sends take any."""
     if not plan.even or plan.send:
         return ()
     times = tuple(plan.seconds(name)[0] for name in ("forward", "backward_input", "backward_weight"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -82,6 +83,16 @@ class LayerSeconds:
     again: Seconds
 
 
+Shape = tuple[float, float, float]
+_MOST_KEPT: Final = 100_000
+
+
+@cache
+def _known_products(kernels: KernelTimes, dtype: str) -> dict[Shape, float]:
+    """Seconds of the products that were asked for before, by shape."""
+    return {}
+
+
 class LayerTimer:
     """Times the operations of layers under one plan on one GPU."""
 
@@ -91,17 +102,12 @@ class LayerTimer:
         self.half_rows = half_rows(gpu)
         self.memory = memory_factor(times)
         self.caps = {name: self._cap(name) for name in {"bf16", self.narrow}}
+        self.rates = {"bf16": 1.0, self.narrow: _rate(self)}
 
     def _cap(self, dtype: str) -> float:
         """FLOP/s that large products sustain, where a source says; else without bound."""
         found = sustained(self.gpu, dtype)
         return found.tflops * 1e12 if found and self.kernels.source != "roofline" else float("inf")
-
-    def _rate(self, dtype: str) -> float:
-        """Rate of large products in that format over that in bf16, which stretches what a group's fixed cost is worth in rows."""
-        size = np.array([8192.0])
-        wide = float(self._product(size, size, size, "bf16")[0])
-        return wide / float(self._product(size, size, size, dtype)[0])
 
     def _product(self, m: FloatArray, n: FloatArray, k: FloatArray, dtype: str) -> FloatArray:
         """Seconds of products: as the tables have the shape, and no faster than the power limit sustains.
@@ -120,6 +126,7 @@ class LayerTimer:
 
     def layer(self, operations: LayerOperations) -> LayerSeconds:
         """All passes of one layer."""
+        self.prepare(operations.gemms)
         forward, inputs, weights = self._gemms(operations.gemms)
         core_forward, core_backward = self._cores(operations.cores)
         scan = self._scan(operations.scans)
@@ -133,6 +140,7 @@ class LayerTimer:
 
     def head(self, gemms: tuple[Gemm, ...], loss: Traffic | None) -> LayerSeconds:
         """The output head with its loss; nothing of it is computed again."""
+        self.prepare(gemms)
         forward, inputs, weights = self._gemms(gemms)
         if loss is not None:
             forward += self._traffic([(loss.forward, loss.forward_kernels)])
@@ -160,23 +168,43 @@ class LayerTimer:
     def _products(self, gemms: Iterable[Gemm], phase: int) -> float:
         """Seconds of products in forward (0), for the input's gradient (1) or the weight's (2)."""
         total = 0.0
-        rows: dict[str, list[tuple[float, float, float, float]]] = {}
         accumulates = ACCUMULATED if phase == 2 and self.plan.implementation == "fused" else 1.0
         for gemm in gemms:
-            m, n, k = gemm.m, gemm.n, gemm.k
-            narrow = self.narrow if takes_low_precision(gemm) else "bf16"
+            dtype, shape = self._shape(gemm, phase)
+            factor = float(gemm.groups)
             if gemm.part == "experts":  # all groups as one product, slowed as few rows a group slow it
-                each = m * self.plan.expert_skew
-                half = self.half_rows[phase == 2] * self._rate(narrow)
-                shape = (each * gemm.groups, n, k) if phase == 0 else (each * gemm.groups, k, n)
-                rows.setdefault(narrow, []).append((*shape, (each + half) / each * accumulates))
-            else:
-                shape = ((m, n, k), (m, k, n), (n, k, m))[phase]
-                rows.setdefault(narrow, []).append((*shape, gemm.groups * accumulates))
-        for dtype, shapes in rows.items():
-            m_, n_, k_, factors = np.array(shapes, dtype=float).T
-            total += float(np.sum(self._product(m_, n_, k_, dtype) * factors)) * self._wide
-        return total
+                each = gemm.m * self.plan.expert_skew
+                half = self.half_rows[phase == 2] * self.rates[dtype]
+                factor = (each + half) / each
+            total += self._known(dtype)[shape] * factor
+        return total * accumulates * self._wide
+
+    def _shape(self, gemm: Gemm, phase: int) -> tuple[str, Shape]:
+        """The number format and the shape [m, k] x [k, n] of a product in a phase, as (m, n, k)."""
+        dtype = self.narrow if takes_low_precision(gemm) else "bf16"
+        m, n, k = gemm.m, gemm.n, gemm.k
+        if gemm.part == "experts":
+            rows = m * self.plan.expert_skew * gemm.groups
+            return dtype, (rows, n, k) if phase == 0 else (rows, k, n)
+        return dtype, ((m, n, k), (m, k, n), (n, k, m))[phase]
+
+    def prepare(self, gemms: Iterable[Gemm]) -> None:
+        """Look up all products of all phases at once, which is faster than one by one."""
+        wanted: dict[str, dict[Shape, None]] = {}
+        for gemm in gemms:
+            for phase in range(3):
+                dtype, shape = self._shape(gemm, phase)
+                if shape not in self._known(dtype):
+                    wanted.setdefault(dtype, {})[shape] = None
+        for dtype, shapes in wanted.items():
+            known = self._known(dtype)
+            if len(known) > _MOST_KEPT:
+                known.clear()
+            m, n, k = np.array(list(shapes), dtype=float).T
+            known.update(zip(shapes, self._product(m, n, k, dtype).tolist(), strict=True))
+
+    def _known(self, dtype: str) -> dict[Shape, float]:
+        return _known_products(self.kernels, dtype)
 
     @property
     def _wide(self) -> float:
@@ -286,6 +314,21 @@ class LayerTimer:
             if gemm.name in wanted or (name == "shared_experts" and gemm.part == "shared_expert")
         )
         return self._gemms(gemms)[0] if gemms else Seconds()
+
+
+@cache
+def _large(kernels: KernelTimes, dtype: str) -> float:
+    return float(kernels.gemm(8192, 8192, 8192, dtype=dtype))
+
+
+def _rate(timer: LayerTimer) -> float:
+    """Rate of large products in the narrow format over that in bf16, which stretches what a group's fixed cost is worth in rows."""
+    flops = 2 * 8192**3
+    wide = max(_large(timer.kernels, "bf16"), flops / timer.caps["bf16"])
+    narrow = timer.narrow
+    if narrow == "bf16":
+        return 1.0
+    return wide / max(_large(timer.kernels, narrow), flops / timer.caps[narrow])
 
 
 def uses_narrow(plan: TimePlan) -> bool:

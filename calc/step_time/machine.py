@@ -6,6 +6,7 @@ What no data sheet of the GPU says has its source beside it here. A user's own f
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from calc.hardware import Gpu
@@ -146,9 +147,14 @@ class Network:
         return size / (self.inter * _NETWORK_SHARE) + _HOP
 
     def _inside(self, kind: str, size: float, ranks: int) -> float:
-        seconds = float(self.times.collective(kind, size, ranks))  # type: ignore[arg-type]
+        seconds = _collective(self.times, kind, size, ranks)
         link = self.times.gpu.link_bandwidth or self.times.gpu.pcie_bandwidth
         return seconds * link / self.intra if self.intra and link else seconds
+
+
+@lru_cache(maxsize=16384)
+def _collective(times: KernelTimes, kind: str, size: float, ranks: int) -> float:
+    return float(times.collective(kind, size, ranks))  # type: ignore[arg-type]
 
 
 def network(gpu: Gpu, plan: TimePlan, times: KernelTimes) -> Network:

@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 def layers_of_ranks(plan: TimePlan, spec: ModelSpec) -> tuple[tuple[Counter[int], bool, bool], ...]:
     """For each rank: how many layers of each kind, and whether it holds the embedding and the head. Layers are dealt out evenly, the
     first parts one longer where they do not divide."""
-    pattern = spec.layers.pattern
-    p, v = plan.pp, plan.virtual_stages
+    return _layers(spec.layers.pattern, plan.pp, plan.virtual_stages, SCHEDULES[plan.schedule].shape)
+
+
+@lru_cache(maxsize=1024)
+def _layers(pattern: tuple[int, ...], p: int, v: int, shape: str) -> tuple[tuple[Counter[int], bool, bool], ...]:
     size, longer = divmod(len(pattern), p * v)
     starts = [part * size + min(part, longer) for part in range(p * v + 1)]
-    shape = SCHEDULES[plan.schedule].shape
     made = []
     for rank in range(p):
         parts = [model_stage(shape, p, rank, chunk) for chunk in range(v)]

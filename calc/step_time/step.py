@@ -25,7 +25,7 @@ _LAUNCHED: Final[Mapping[str, tuple[float, float]]] = {"none": (1.0, 1.0), "atte
 _NOTHING: Final = Seconds()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RankSeconds:
     """One micro-batch on one pipeline rank."""
 
@@ -40,17 +40,17 @@ class RankSeconds:
     shared: DataParallel
     parameters: float  # of its shard of the optimizer's states
 
-    @property
+    @cached_property
     def forward(self) -> float:
         """What a pipeline schedules as F."""
         return self.layers.forward.total + self.ends.forward.total + self.exposed_forward + self.host_forward
 
-    @property
+    @cached_property
     def weight_gradient(self) -> float:
         """What a zero-bubble pipeline schedules as W."""
         return self.layers.weight_gradient.total + self.ends.weight_gradient.total
 
-    @property
+    @cached_property
     def total(self) -> float:
         """Seconds of one micro-batch, the slowing by overlapped communication apart."""
         passes = (
@@ -60,7 +60,7 @@ class RankSeconds:
         )
         return sum(one.total for one in passes) + sum(self.exposed.values()) + self.host
 
-    @property
+    @cached_property
     def whole(self) -> float:
         """Seconds of one micro-batch with that slowing."""
         return self.total + OVERLAP_SLOWDOWN * self.hidden
@@ -85,6 +85,9 @@ class Step:
     @cached_property
     def kinds(self) -> tuple[LayerSeconds, ...]:
         """Device seconds of each kind of layer."""
+        self.timer.prepare(
+            [*(gemm for one in self.operations for gemm in one.gemms), *head_gemms(self.spec, self.sharding)]
+        )
         return tuple(self.timer.layer(one) for one in self.operations)
 
     @cached_property

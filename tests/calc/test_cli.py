@@ -69,7 +69,7 @@ def test_a_pipeline_is_answered_with_the_contract_keys():
     assert set(answer["timeline"][0]) == {"stage", "kind", "microbatch", "chunk", "start", "end"}
 
 
-NEED_A_GPU = ("time",)
+NEED_A_GPU = ("time", "plan")
 
 
 def test_a_step_is_timed_with_the_contract_keys():
@@ -78,9 +78,18 @@ def test_a_step_is_timed_with_the_contract_keys():
     assert sum(part["value"] for part in answer["components"]) == pytest.approx(answer["step_seconds"])
 
 
-def test_time_needs_a_gpu_and_says_so():
+def test_layouts_are_ranked_with_the_contract_keys():
+    argv = ["plan", "gpt2", "--gpu", "h100-sxm-80gb", "--gpus", "2", "--global-batch", "4", "--seq", "512"]
+    answer = json.loads(run([*argv, "--format", "json"]))
+    assert {"layouts", "considered", "fitting", "rejected"} <= set(answer)
+    wanted = """tp pp cp ep dp zero virtual_stages micro_batch recompute schedule peak_bytes step_seconds tokens_per_s_per_gpu mfu"""
+    assert not set(wanted.split()) - set(answer["layouts"][0])
+
+
+@pytest.mark.parametrize("argv", [["time", "gpt2"], ["plan", "gpt2", "--gpus", "8"]])
+def test_time_and_plan_need_a_gpu_and_say_so(argv):
     with pytest.raises(InputError, match="gpu: none is given"):
-        run(["time", "gpt2"])
+        run(argv)
 
 
 @pytest.mark.parametrize("command", ["train", "serve", "compute"])
@@ -93,6 +102,7 @@ def test_a_gpu_is_not_needed(command):
 def test_every_format_answers(command):
     given = [command, "gpt2"] if COMMANDS[command].takes_model else [command]
     given += ["--gpu", "h100-sxm-80gb"] if command in NEED_A_GPU else []
+    given += ["--gpus", "1", "--global-batch", "2", "--seq", "512"] if command == "plan" else []
     for form in ("table", "json", "csv", "markdown"):
         assert run([*given, "--format", form])
 

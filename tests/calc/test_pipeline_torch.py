@@ -131,9 +131,7 @@ def test_dualpipes_own_bubble_holds_when_an_overlapped_pair_hands_on_nothing_bef
     microbatches = 4 * ranks
     theirs = build("dualpipe-v", ranks, microbatches, 2)
     makespan = _run_in_blocks([[a for a in theirs.pipeline_order[rank] if a] for rank in range(ranks)], 2 * ranks)
-    two = {
-        name: 2 for name in ("forward", "backward_input", "backward_weight")
-    }  # of a rank: one for each of its chunks
+    two = dict.fromkeys(("forward", "backward_input", "backward_weight"), 2)  # of a rank: one for each of its chunks
     answer = simulate(PipelinePlan(schedule="dualpipe-v", stages=ranks, microbatches=microbatches, **two))
     (published,) = (form for form in answer.closed_forms if form.quantity == "makespan_bubble")
     assert makespan - microbatches * 2 * 3 == published.value
