@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from calc.breakdown import to_csv
 from calc.command_line.exit_codes import guarded
 from calc.command_line.flags import Parser, add_format, add_gpu_flags, add_plan_flags, chosen_format
+from calc.command_line.log import HELP as LOG_HELP
+from calc.command_line.log import log
 from calc.command_line.tables import aligned, formatted, markdown
 from calc.commands import COMMANDS, Answer, Command, flag, without_effect
 from calc.errors import InputError, validated
@@ -45,16 +47,21 @@ def run(argv: Sequence[str]) -> str:
     name, rest = argv[0], argv[1:]
     if name in lists:
         return lists[name](rest)
+    if name == "log":
+        return log(rest)
     if name in _PLANNED:
-        raise InputError(f"command: {name!r} is not built yet; there are {', '.join((*COMMANDS, *lists))}", "command")
+        raise InputError(
+            f"command: {name!r} is not built yet; there are {', '.join((*COMMANDS, 'log', *lists))}", "command"
+        )
     if name not in COMMANDS:
-        raise InputError.of("command", name, f"it must be one of {', '.join((*COMMANDS, *lists))}")
+        raise InputError.of("command", name, f"it must be one of {', '.join((*COMMANDS, 'log', *lists))}")
     return _answer(COMMANDS[name], rest)
 
 
 def _help(lists: Mapping[str, object]) -> str:
     lines = ["usage: python -m calc COMMAND [MODEL] [flags]   (--help after a command lists its flags)", ""]
     lines += [f"  {command.name:<10} {command.help}" for command in COMMANDS.values()]
+    lines.append(f"  {'log':<10} {LOG_HELP}")
     lines += [f"  {name:<10} the catalogue of {name}, each with its source" for name in lists]
     return "\n".join(lines)
 
