@@ -17,8 +17,8 @@ from torch import nn
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from calc.errors import InputError
-from measure.trace.nf4_linear import fill_quantised, quantise
 from measure.trace.options import TraceOptions
+from measure.trace.quantised import fill_quantised, quantise
 
 _IGNORED = ("auto_map", "quantization_config", "dtype", "torch_dtype", "transformers_version", "_name_or_path")
 _DTYPES = {"pure-bf16": torch.bfloat16, "amp": torch.float32, "fp32": torch.float32, "fsdp-bf16": torch.float32}

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from measure.trace.cuda import grouped_mm, layer_norm
-from measure.trace.nf4_linear import dequantised_linear
+from measure.trace.quantised import dequantised_linear
 
 _MAIN_SEQUENCES = 2**62  # AccumulateGrad's sequence number lies above; real ones below
 _QUERIES = {

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from measure.trace.model import Stack, materialize
-from measure.trace.nf4_linear import quantised_parts
 from measure.trace.optimizers import make_optimizer, state_of
 from measure.trace.options import TraceOptions
+from measure.trace.quantised import quantised_parts
 from measure.trace.recorder import Event, Place, Recorder, Storage
 from measure.trace.sharding import gathered_parameters, process_group, shard
 
