@@ -182,7 +182,7 @@ def why_no_step(model: Any) -> str:
     if own.get_output_embeddings() is not None:
         return ""
     pictures = "pixel_values" in signature(own.forward).parameters
-    return "reads pictures with or instead of text" if pictures else "has no head over a vocabulary and so no loss"
+    return "reads pictures beside or instead of text" if pictures else "has no head over a vocabulary and so no loss"
 
 
 def _kind(layer: nn.Module, config: Any, index: int) -> str:

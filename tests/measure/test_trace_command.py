@@ -100,7 +100,7 @@ def test_what_transformers_cannot_build_is_one_line(tmp_path, capfd):
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("clip-vit-large-patch14", "CLIPModel reads pictures with or instead of text"),
+        ("clip-vit-large-patch14", "CLIPModel reads pictures beside or instead of text"),
         ("snowflake-arctic-embed-m", "BertModel has no head over a vocabulary and so no loss"),
     ],
 )
