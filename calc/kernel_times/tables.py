@@ -1,12 +1,13 @@
 """The measured tables as they are kept, and which of them stands for a GPU.
 
 data/kernel_times/index.json says where the measurements are from and lists every table with its axes, engine, version and error on
-shapes held out of its making; the numbers are in one .npz file a GPU (16-bit integers, 1/256 of a factor of two).
+shapes held out of its making; the numbers are in one .npz file a GPU (16-bit integers, 1/128 of a factor of two).
 """
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,10 +16,10 @@ from typing import Any, Final
 import numpy as np
 
 from calc.hardware import Gpu
-from calc.kernel_times.grids import Grid
+from calc.kernel_times.grids import FloatArray, Grid
 
 DATA: Final = Path(__file__).parent.parent / "data" / "kernel_times"
-STEPS: Final = 256  # of the kept integers in a factor of two
+STEPS: Final = 128  # of the kept integers in a factor of two
 
 # the GPUs with tables whose kernels are nearest, nearest first, by compute capability or architecture
 _RELATIVES: Final = {
@@ -44,6 +45,8 @@ class Table:
     version: str
     error: tuple[float, float]  # median and 90th percentile, relative, on held-out shapes
     grid: Grid
+    correction: Grid | None  # of experts: what one model's shape adds, by its place in `shapes`
+    shapes: dict[tuple[int, ...], int]  # hidden, intermediate, number of experts, top_k
 
 
 @cache
@@ -65,9 +68,21 @@ def table(gpu: str, kind: str, dtype: str, engine: str | None) -> Table | None:
     row = next((row for row in rows if row["engine"] == engine), rows[0] if rows else None)
     if row is None:
         return None
-    axes = tuple(np.log2(np.asarray(knots, dtype=float)) for knots in index()["axes"][row["axes"]].values())
-    values = _arrays(gpu)[row["array"]].astype(float).reshape([len(axis) for axis in axes]) / STEPS
-    return Table(gpu, kind, dtype, row["engine"], row["version"], (row["median"], row["p90"]), Grid(axes, values))
+    axes = _logarithms(index()["axes"][row["axes"]])
+    values = _arrays(gpu)[row["array"]].astype(float) / STEPS
+    size = math.prod(len(axis) for axis in axes)
+    shapes = {tuple(shape): place for place, shape in enumerate(row.get("shapes", ()))}
+    correction = None
+    if shapes:
+        narrow = (np.arange(len(shapes), dtype=float), *_logarithms(index()["shape_axes"]))
+        correction = Grid(narrow, values[size:].reshape([len(axis) for axis in narrow]))
+    grid = Grid(axes, values[:size].reshape([len(axis) for axis in axes]))
+    error = (row["median"], row["p90"])
+    return Table(gpu, kind, dtype, row["engine"], row["version"], error, grid, correction, shapes)
+
+
+def _logarithms(axes: dict[str, list[float]]) -> tuple[FloatArray, ...]:
+    return tuple(np.log2(np.asarray(knots, dtype=float)) for knots in axes.values())
 
 
 def relatives(gpu: Gpu) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ plain numbers). Times are of a kernel inside a CUDA graph: the host's launch cos
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Final, Literal
 
@@ -20,6 +21,7 @@ from calc.kernel_times.work import FORMATS, KV_BYTES, Work
 
 Source = Literal["measured", "calibrated", "roofline"]
 Engine = Literal["vllm", "sglang", "trtllm"]
+Skew = Literal["balanced", "power_law", "power_law_1.2"]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
 
 # where no table speaks of a kind: the share of the peak and of the bandwidth that large bf16 products and copies reach on most GPUs
@@ -140,46 +142,84 @@ class KernelTimes:
         self,
         *,
         tokens: Numbers,
-        hidden: Numbers,
-        intermediate: Numbers,
-        num_experts: Numbers,
-        top_k: Numbers,
+        hidden: int,
+        intermediate: int,
+        num_experts: int,
+        top_k: int,
         ep: Numbers = 1,
         tp: Numbers = 1,
         dtype: str = "bf16",
-        skew: Literal["balanced", "power_law"] = "balanced",
+        skew: Skew = "balanced",
         gated: bool = True,
     ) -> FloatArray:
-        """The grouped GEMMs of one rank's experts with their activation; `tokens` are those of the whole expert-parallel group."""
+        """The grouped GEMMs of one rank's experts with their activation; `tokens` are those of the whole expert-parallel group.
+
+        `skew` is the router's: even, or a power law with exponent 1.01 ("power_law") or 1.2, as the slowest rank sees it.
+        """
         self._check(dtype)
-        kernel = work.experts(tokens, hidden, intermediate, num_experts, top_k, ep, tp, dtype, gated=gated)
-        return self._seconds("experts", dtype, kernel)
+        kernel = work.experts(tokens, hidden, intermediate, num_experts, top_k, ep, tp, dtype, skew, gated=gated)
+        seconds = self._seconds("experts", dtype, kernel)
+        found = self._find("experts", dtype) if not self._exact else None
+        shape = (hidden, intermediate, num_experts, top_k)
+        if found is None or found.correction is None or shape not in found.shapes:
+            return seconds
+        place = 2.0 ** found.shapes[shape]
+        return np.asarray(seconds * found.correction.factor((place, kernel.point[1], kernel.point[2])))[()]
+
+    def linear_attention(
+        self,
+        *,
+        batch: Numbers,
+        query: Numbers = 1,
+        k_heads: Numbers,
+        v_heads: Numbers,
+        head_k_dim: int = 128,
+        head_v_dim: int = 128,
+    ) -> FloatArray:
+        """One layer's short convolution and gated delta rule: a prompt of `query` tokens a sequence, or one decode step (1).
+
+        For Mamba 2 (v_heads its heads, k_heads its groups, head_k_dim the state, head_v_dim the head) the same shares are taken:
+        the tables have its convolution alone.
+        """
+        kernel = work.gated_delta_rule(batch, query, k_heads, v_heads, head_k_dim, head_v_dim)
+        return self._seconds("linear_attention", "bf16", kernel)
 
     def memory_bound(self, read_bytes: Numbers, write_bytes: Numbers = 0) -> FloatArray:
         """One element-wise or norm kernel that reads and writes so many bytes."""
-        moved = np.add(read_bytes, write_bytes, dtype=float)
+        return self._seconds("memory_bound", "bf16", work.element_wise(np.add(read_bytes, write_bytes)))
+
+    def expert_exchange(
+        self,
+        phase: Literal["dispatch", "combine"],
+        *,
+        tokens: Numbers,
+        hidden: Numbers,
+        top_k: Numbers,
+        ranks: Numbers,
+        mode: Literal["normal", "low_latency"] = "normal",
+    ) -> FloatArray:
+        """DeepEP's all-to-all within an NVLink domain: `tokens` of each rank go to their top_k experts (8 bits), or come back (16)."""
+        sent = work.expert_exchange_bytes(phase, tokens, hidden, top_k, ranks)
         if self._exact:
-            return np.asarray(moved / self._bandwidth)[()]
-        return np.asarray(np.maximum(self.launch_floor, moved / (self._bandwidth * _SHARE)))[()]
+            return np.asarray(sent / self._link)[()]
+        found = self._find(f"exchange_{mode}", phase)
+        if found is None:
+            return np.asarray(sent / (self._link * _SHARE) + 20e-6)[()]
+        return np.asarray((sent / self._link + work.FIXED_SECONDS) * found.grid.factor((tokens, hidden, top_k)))[()]
 
     def collective(
         self, kind: Collective, bytes: Numbers, ranks: Numbers, *, kernel: Literal["nccl", "custom"] = "nccl"
     ) -> FloatArray:
         """One collective within an NVLink or PCIe domain. `bytes` is the whole tensor: what all-gather gives to each rank, what
         reduce-scatter and all-reduce take from each, what one rank of an all-to-all has for all others and itself, or a message."""
-        link = self.gpu.link_bandwidth or self.gpu.pcie_bandwidth
-        if link is None:
-            raise InputError.of(
-                "gpu", self.gpu.name, "no source gives the bandwidth between GPUs; --intra-GBps gives one"
-            )
         sent = work.collective_bytes(kind, bytes, ranks)
         if self._exact:
-            return np.asarray(sent / link)[()]
+            return np.asarray(sent / self._link)[()]
         found = self._find(kernel, kind) if kernel == "custom" else None
         found = found or self._find("nccl", "all_gather" if kind == "send" else kind)
-        base = sent / link + work.FIXED_SECONDS
+        base = sent / self._link + work.FIXED_SECONDS
         if found is None:
-            return np.asarray(sent / (link * _SHARE) + 10e-6)[()]
+            return np.asarray(sent / (self._link * _SHARE) + 10e-6)[()]
         point = (np.multiply(bytes, 2), 2) if kind == "send" else (bytes, ranks)
         seconds = base * found.grid.factor(point)
         return np.asarray(np.where(np.asarray(ranks) > 1, seconds, 0.0))[()]
@@ -194,19 +234,33 @@ class KernelTimes:
         wider = 0.0 if found.gpu == self.gpu.name else _RELATION_ERROR
         return found.error[0] + wider, found.error[1] + 2 * wider
 
+    @property
+    def _link(self) -> float:
+        link = self.gpu.link_bandwidth or self.gpu.pcie_bandwidth
+        if link is None:
+            raise InputError.of(
+                "gpu", self.gpu.name, "no source gives the bandwidth between GPUs; --intra-GBps gives one"
+            )
+        return link
+
     def _find(self, kind: str, dtype: str) -> Table | None:
         return next((found for name in self._relatives if (found := table(name, kind, dtype, self.engine))), None)
 
     def _seconds(self, kind: str, dtype: str, kernel: Work) -> FloatArray:
-        peak = self.gpu.peak_flops(kernel.peak) or self.gpu.peak_flops("fp16")
-        if peak is None:
-            raise InputError.of("gpu", self.gpu.name, f"{self.gpu.why_no_peak(kernel.peak)}; --gpu-tflops gives one")
+        peak = self._peak(kernel.peak)
         if self._exact:
             return kernel.seconds(peak, self._bandwidth, 0.0)[()]
         found = self._find(kind, dtype) or self._find(kind, "bf16")
         if found is None:
             return kernel.seconds(peak * _SHARE, self._bandwidth * _SHARE)[()]
         return np.asarray(kernel.seconds(peak, self._bandwidth) * found.grid.factor(kernel.point))[()]
+
+    def _peak(self, kind: str) -> float:
+        """FLOP/s of that number format (of none: a kernel that only moves bytes); what lacks bf16 runs fp16."""
+        peak = self.gpu.peak_flops(kind) or self.gpu.peak_flops("fp16") if kind else math.inf
+        if peak is None:
+            raise InputError.of("gpu", self.gpu.name, f"{self.gpu.why_no_peak(kind)}; --gpu-tflops gives one")
+        return peak
 
     def _check(self, dtype: str) -> None:
         if dtype not in FORMATS:

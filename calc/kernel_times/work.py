@@ -40,6 +40,10 @@ FORMATS: Final = {
 KV_BYTES: Final = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "nvfp4": 0.5 + 1 / 16, "int4": 0.5 + 2 / 128}
 
 
+# how unevenly the router spreads tokens, as a table's coordinate: a power law with exponent 1.01 or 1.2
+SKEWS: Final = {"balanced": 1.0, "power_law": 2.0, "power_law_1.2": 4.0}
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """FLOPs at a number format's peak, bytes of memory, and where the kernel lies in its table."""
@@ -60,6 +64,11 @@ def gemm(m: Numbers, n: Numbers, k: Numbers, dtype: str) -> Work:
     m, n, k = np.asarray(m, dtype=float), np.asarray(n, dtype=float), np.asarray(k, dtype=float)
     moved = kind.activation * m * k + kind.weight * n * k + 2.0 * m * n
     return Work(2.0 * m * n * k, moved, kind.peak, (m, n, k))
+
+
+def _window(window: Numbers) -> FloatArray:
+    """The window as a table's coordinate: none is as wide as the widest knot."""
+    return np.asarray(np.where(np.asarray(window) > 0, window, 2.0**20))
 
 
 def visible_pairs(query: Numbers, context: Numbers, window: Numbers, *, causal: bool) -> FloatArray:
@@ -93,7 +102,7 @@ def context_attention(
     pairs = visible_pairs(query, context, window, causal=causal)
     keys = np.where(np.asarray(window) > 0, np.minimum(q + context, q + window), q + context)
     moved = 4.0 * b * q * h * d + 2.0 * KV_BYTES[kv_dtype] * b * keys * g * d
-    return Work(4.0 * b * h * d * pairs, moved, "bf16", (q, b * h, h / g, d))
+    return Work(4.0 * b * h * d * pairs, moved, "bf16", (q, b * h, h / g, d, _window(window)))
 
 
 def decode_attention(
@@ -110,7 +119,9 @@ def decode_attention(
     d = np.asarray(head_dim, dtype=float)
     keys = np.where(np.asarray(window) > 0, np.minimum(context, window), context)
     moved = 2.0 * KV_BYTES[kv_dtype] * b * keys * g * d + 4.0 * b * h * d
-    return Work(4.0 * b * h * d * keys, moved, "bf16", (keys, b * g, h / g, d))
+    return Work(
+        4.0 * b * h * d * keys, moved, "bf16", (np.asarray(context, dtype=float), b * g, h / g, d, _window(window))
+    )
 
 
 def mla_context(
@@ -148,6 +159,7 @@ def experts(
     ep: Numbers,
     tp: Numbers,
     dtype: str,
+    skew: str = "balanced",
     *,
     gated: bool,
 ) -> Work:
@@ -163,7 +175,36 @@ def experts(
     matrices = 3.0 if gated else 2.0
     touched = local * -np.expm1(t * np.log1p(-np.minimum(k / e, 1 - 1e-9)))
     moved = touched * matrices * h * inner * kind.weight + rows * ((kind.activation + 2.0) * h + matrices * 2.0 * inner)
-    return Work(2.0 * matrices * rows * h * inner, moved, kind.peak, (rows / local, local, h, inner))
+    return Work(2.0 * matrices * rows * h * inner, moved, kind.peak, (t, rows / local, local, h * inner, SKEWS[skew]))
+
+
+def gated_delta_rule(
+    batch: Numbers, query: Numbers, k_heads: Numbers, v_heads: Numbers, k_dim: int, v_dim: int
+) -> Work:
+    """The short convolution and the gated delta rule of one layer: in chunks of 64 for a prompt, one step for a single token.
+
+    A head of V keeps a k_dim x v_dim state in 32 bits, read and written once; a token costs 6 k_dim v_dim FLOPs for its update and
+    its query, and within its chunk 2 x 64 (k_dim + v_dim).
+    """
+    b, q, kh, vh = (np.asarray(x, dtype=float) for x in (batch, query, k_heads, v_heads))
+    tokens, width = b * q, 2.0 * kh * k_dim + vh * v_dim
+    flops = tokens * vh * (6.0 * k_dim * v_dim + np.where(q > 1, 128.0 * (k_dim + v_dim), 0.0))
+    moved = 8.0 * b * vh * k_dim * v_dim + 2.0 * tokens * (3.0 * width + vh * v_dim)
+    return Work(flops, moved, "bf16", (q, b, vh, kh))
+
+
+def element_wise(moved: Numbers) -> Work:
+    """A kernel that only moves bytes."""
+    return Work(0.0, np.asarray(moved, dtype=float), "", (np.asarray(moved, dtype=float),))
+
+
+def expert_exchange_bytes(phase: str, tokens: Numbers, hidden: Numbers, top_k: Numbers, ranks: Numbers) -> FloatArray:
+    """Bytes that one rank sends to the others when its tokens go to top_k experts spread evenly: a token goes once to each rank that
+    has one of its experts, n (1 - (1 - 1/n)^k) ranks in expectation, in 8 bits out (dispatch) and in 16 back (combine)."""
+    t, h, n = (np.asarray(x, dtype=float) for x in (tokens, hidden, ranks))
+    targets = n * -np.expm1(np.asarray(top_k, dtype=float) * np.log1p(-1 / np.maximum(n, 1 + 1e-9)))
+    element = 1.0 if phase == "dispatch" else 2.0
+    return np.asarray(t * h * element * targets * (n - 1) / n)
 
 
 def collective_bytes(kind: str, size: Numbers, ranks: Numbers) -> FloatArray:

@@ -7,7 +7,7 @@
 Each table of the package is fitted by a grid over its shape (calc.kernel_times.grids): least squares on the logarithm of measured
 over reference time, where each measurement lies between its 2^D nearest knots; outliers weigh less, and a small penalty on bends
 fills cells without measurements. A fifth of the shapes stays out of the fit; the error on them is written beside the table, and
-a sample of them becomes the test's data. Times are kept as integers of 1/256 of a factor of two.
+a sample of them becomes the test's data. Times are kept as integers of 1/128 of a factor of two.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import scipy.sparse as sparse
-from scipy.sparse.linalg import spsolve
+from scipy.sparse.linalg import LinearOperator, cg
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
@@ -53,6 +53,7 @@ GPUS = {
     "rtx_pro_6000_server": "rtx-pro-6000-server-96gb",
 }
 SAMPLE = 12  # held-out shapes of each table that the test keeps
+LARGEST_FIT = 20_000  # measurements, by chance, that one fit takes
 OUTLIER = 0.05  # a misfit (in log 2) from which a measurement weighs less
 
 
@@ -60,14 +61,54 @@ def powers(low: int, high: int, step: int = 1) -> list[float]:
     return [float(2**e) for e in range(low, high + 1, step)]
 
 
+NO_WINDOW = float(2**20)
+PLACES = [*powers(7, 10), 1536, 2048, 3072, 4096, 6144, 8192, 16384, 65536]
 AXES: dict[str, dict[str, list[float]]] = {
     "gemm": {
         "m": [1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 32768],
         "n": [*powers(7, 14), 65536],
         "k": [*powers(7, 14), 65536],
     },
+    "gemm, finer": {
+        "m": [1, 4, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192, 32768],
+        "n": PLACES,
+        "k": [*powers(7, 14), 65536],
+    },
+    "context attention": {
+        "query": powers(4, 14),
+        "batch x heads": powers(0, 10, 2),
+        "heads a kv head": [1, 4, 16],
+        "head_dim": [64, 128, 256],
+        "window": [128, 1024, 8192, NO_WINDOW],
+    },
+    "decode attention": {
+        "context": [16, 64, 256, 1024, 2048, 4096, 16384, 65536, 131072],
+        "batch x kv heads": [1, 4, 8, 16, 32, 64, 128, 256, 512, 2048],
+        "heads a kv head": [1, 4, 8, 16],
+        "head_dim": [64, 128, 256],
+        "window": [128, 1024, NO_WINDOW],
+    },
+    "latent context": {"query": powers(0, 14), "batch": powers(0, 8, 2), "heads": [1, 4, 16, 64, 128]},
+    "latent decode": {"context": powers(0, 17), "batch": powers(0, 10), "heads": [1, 4, 16, 64, 128]},
+    "experts": {
+        "tokens": [1, 4, 16, 64, 256, 1024, 4096, 65536],
+        "rows an expert": [1 / 64, 1 / 4, 1, 4, 16, 64, 256, 1024, 8192],
+        "experts of a rank": [1, 8, 32, 256],
+        "hidden x intermediate": [2.0**17, 2.0**20, 2.0**22, 2.0**24],
+        "skew": [1, 4],
+    },
+    "delta rule": {
+        "query": [1, 2, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 32768],
+        "batch": powers(0, 10, 2),
+        "v heads": [2, 8, 32, 64],
+        "k heads": [1, 4, 16],
+    },
+    "element-wise": {"bytes": powers(8, 32)},
     "collective": {"bytes": powers(9, 30, 2), "ranks": [2, 4, 8]},
+    "exchange": {"tokens": powers(0, 16), "hidden": [2048, 4096, 7168], "top_k": [1, 2, 4, 8, 22]},
 }
+# the second grid of the experts: what one model's shape adds to what shapes like it have
+SHAPE_AXES = {"rows an expert": [1 / 16, 1, 16, 128, 1024, 8192], "experts of a rank": [1, 4, 16, 64, 256]}
 
 
 @dataclass
@@ -82,6 +123,7 @@ class Points:
     seconds: np.ndarray
     shape: np.ndarray  # what is held out goes by this
     arguments: dict[str, np.ndarray]  # what the test asks with
+    model: np.ndarray | None = None  # of experts: the model's shape, [n, 4]: hidden, intermediate, experts, top_k
 
 
 def main() -> None:
@@ -102,7 +144,12 @@ def main() -> None:
     DATA.mkdir(exist_ok=True)
     for gpu, kept in arrays.items():
         np.savez_compressed(DATA / f"{gpu}.npz", **kept)
-    index = ABOUT | {"gpus": {gpu: reference_of(gpu) for gpu in arrays}, "axes": AXES, "tables": tables}
+    index = ABOUT | {
+        "gpus": {gpu: reference_of(gpu) for gpu in arrays},
+        "axes": AXES,
+        "shape_axes": SHAPE_AXES,
+        "tables": tables,
+    }
     write(DATA / "index.json", index)
     write(Path(__file__).parent / "kernel_times.json", ABOUT | {"rows": sample})
 
@@ -145,10 +192,20 @@ def distil(
     place = [np.broadcast_to(np.log2(np.maximum(x, 2.0**-30)), points.seconds.shape) for x in points.kernel.point]
     target = np.log2(points.seconds / points.reference)
     held = held_out(points.shape)
-    values = fit(axes, [x[~held] for x in place], target[~held])
-    kept = np.clip(np.round(values * STEPS), -32768, 32767).astype(np.int16)
-    grid = Grid(tuple(axes), (kept / STEPS).reshape([len(axis) for axis in axes]))
-    predicted = points.reference * grid.factor([2.0**x for x in place])
+    values = integers(fit(axes, [x[~held] for x in place], target[~held]))
+    grid = Grid(tuple(axes), (values / STEPS).reshape([len(axis) for axis in axes]))
+    factor = grid.factor([2.0**x for x in place])
+    extra: dict[str, Any] = {}
+    if points.model is not None:
+        shapes, which = np.unique(points.model, axis=0, return_inverse=True)
+        narrow = [np.arange(len(shapes), dtype=float), *(np.log2(np.asarray(x)) for x in SHAPE_AXES.values())]
+        where = [which.reshape(-1).astype(float), place[1], place[2]]
+        residual = target - np.log2(factor)
+        more = integers(fit(narrow, [x[~held] for x in where], residual[~held]))
+        correction = Grid(tuple(narrow), (more / STEPS).reshape([len(axis) for axis in narrow]))
+        factor = factor * correction.factor([2.0**x for x in where])
+        values, extra = np.concatenate([values, more]), {"shapes": shapes.astype(int).tolist()}
+    predicted = points.reference * factor
     error = np.abs(predicted / points.seconds - 1)
     row = {
         "gpu": gpu,
@@ -161,6 +218,7 @@ def distil(
         "p90": round(float(np.percentile(error[held], 90)), 4),
         "held_out": int(held.sum()),
         "fitted": int((~held).sum()),
+        **extra,
     }
     chosen = np.random.default_rng(1).choice(np.flatnonzero(held), min(SAMPLE, held.sum()), replace=False)
     rows = [
@@ -174,7 +232,11 @@ def distil(
         | {name: plain(np.broadcast_to(value, points.seconds.shape)[i]) for name, value in points.arguments.items()}
         for i in sorted(chosen)
     ]
-    return row, kept, rows
+    return row, values, rows
+
+
+def integers(values: np.ndarray) -> np.ndarray:
+    return np.clip(np.round(values * STEPS), -32768, 32767).astype(np.int16)
 
 
 def plain(value: Any) -> Any:
@@ -188,17 +250,25 @@ def held_out(shape: np.ndarray) -> np.ndarray:
     return out[inverse]
 
 
-def fit(
-    axes: Sequence[np.ndarray], place: Sequence[np.ndarray], target: np.ndarray, stiffness: float = 0.02
-) -> np.ndarray:
+def fit(axes: Sequence[np.ndarray], place: Sequence[np.ndarray], target: np.ndarray) -> np.ndarray:
     """The grid's values: iterated least squares of the multilinear interpolation, outliers weighed down."""
-    matrix, size = interpolation(axes, place), int(np.prod([len(axis) for axis in axes]))
-    bends = second_differences([len(axis) for axis in axes])
-    smooth = bends.T @ bends * stiffness + sparse.eye(size) * 1e-6
-    weight = np.ones(len(target))
-    for _ in range(6):
-        weighted = matrix.T.multiply(weight)
-        values = spsolve((weighted @ matrix + smooth).tocsc(), weighted @ target)
+    if len(target) > LARGEST_FIT:
+        chosen = np.random.default_rng(0).choice(len(target), LARGEST_FIT, replace=False)
+        place, target = [x[chosen] for x in place], target[chosen]
+    matrix, lengths = interpolation(axes, place), [len(axis) for axis in axes]
+    bends, slopes = differences(lengths, (1.0, -2.0, 1.0)), differences(lengths, (1.0, -1.0))
+    # a slope costs next to nothing: it only says that a cell without measurements is as its neighbours are
+    smooth = (bends.T @ bends * 0.02 + slopes.T @ slopes * 1e-4).tocsr()
+    transposed, weight = matrix.T.tocsr(), np.ones(len(target))
+    values = np.full(matrix.shape[1], float(np.median(target)))
+    for _ in range(5):
+        diagonal = transposed.multiply(transposed) @ weight + smooth.diagonal() + 1e-9
+        system = LinearOperator(
+            smooth.shape, lambda x, w=weight: transposed @ (w * (matrix @ x)) + smooth @ x, dtype=float
+        )
+        values, _ = cg(
+            system, transposed @ (weight * target), values, rtol=1e-4, maxiter=300, M=sparse.diags(1 / diagonal)
+        )
         weight = OUTLIER / np.maximum(np.abs(matrix @ values - target), OUTLIER / 3)
     return np.asarray(values)
 
@@ -220,36 +290,38 @@ def interpolation(axes: Sequence[np.ndarray], place: Sequence[np.ndarray]) -> An
     return sparse.csr_matrix((weights.ravel(), (rows, columns.ravel())), shape=(count, size))
 
 
-def second_differences(lengths: Sequence[int]) -> Any:
-    size = int(np.prod(lengths))
+def differences(lengths: Sequence[int], stencil: tuple[float, ...]) -> Any:
+    """The matrix of differences between neighbouring knots along every axis."""
+    size, reach = int(np.prod(lengths)), len(stencil)
     places = np.arange(size).reshape(lengths)
-    triples = []
+    found = [np.zeros((0, reach), dtype=np.int64)]
     for dimension, length in enumerate(lengths):
-        if length >= 3:
-            along = np.moveaxis(places, dimension, 0)
-            triples.append(np.stack([along[:-2].ravel(), along[1:-1].ravel(), along[2:].ravel()], axis=1))
-    if not triples:
-        return sparse.csr_matrix((1, size))
-    found = np.concatenate(triples)
-    rows = np.repeat(np.arange(len(found)), 3)
-    return sparse.csr_matrix((np.tile([1.0, -2.0, 1.0], len(found)), (rows, found.ravel())), shape=(len(found), size))
+        along = np.moveaxis(places, dimension, 0)
+        if length >= reach:
+            ends = [along[i : length - reach + 1 + i].ravel() for i in range(reach)]
+            found.append(np.stack(ends, axis=1))
+    every = np.concatenate(found)
+    rows = np.repeat(np.arange(len(every)), reach)
+    return sparse.csr_matrix((np.tile(stencil, len(every)), (rows, every.ravel())), shape=(len(every), size))
 
 
-def files(folder: Path, pattern: str) -> Iterator[tuple[str, str, pd.DataFrame]]:
-    """Engine, version and rows of the newest version of each engine's file."""
+def files(folder: Path, pattern: str, *, largest: bool = False) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """Engine, version and rows of each engine's newest file, or of its newest among the large ones (later files may hold few rows)."""
     newest: dict[str, Path] = {}
-    for path in sorted(
-        folder.glob(pattern),
-        key=lambda path: [int(x) if x.isdigit() else 0 for x in path.parts[-2].replace("rc", ".").split(".")],
-    ):
-        newest[path.parts[-3]] = path
+    for path in sorted(folder.glob(pattern), key=version_order):
+        if not (largest and path.parts[-3] in newest and path.stat().st_size < 200_000):
+            newest[path.parts[-3]] = path
     for engine, path in newest.items():
         yield engine, path.parts[-2], pd.read_parquet(path)
 
 
+def version_order(path: Path) -> list[int]:
+    return [int(part) if part.isdigit() else 0 for part in path.parts[-2].replace("rc", ".").split(".")]
+
+
 def reference(gpu: str, kernel: Work) -> np.ndarray:
     facts = gpus()[gpu]
-    return kernel.seconds(facts.peaks[kernel.peak], facts.memory_bandwidth)
+    return kernel.seconds(facts.peaks.get(kernel.peak, 1.0), facts.memory_bandwidth)
 
 
 def columns(frame: pd.DataFrame, *names: str) -> list[np.ndarray]:
@@ -279,10 +351,10 @@ def gemms(folder: Path, gpu: str) -> Iterator[tuple[str, str, Points]]:
             shape = (n * 2**20 + k).astype(np.int64)
             arguments = {"m": m.astype(int), "n": n.astype(int), "k": k.astype(int)}
             seconds = rows.latency.to_numpy() * 1e-3
+            axes = "gemm, finer" if dtype == "bf16" else "gemm"
             yield (
-                engine,
-                version,
-                Points("gemm", dtype, "gemm", kernel, reference(gpu, kernel), seconds, shape, arguments),
+                *(engine, version),
+                Points("gemm", dtype, axes, kernel, reference(gpu, kernel), seconds, shape, arguments),
             )
 
 
@@ -325,7 +397,187 @@ def collective_points(gpu: str, kind: str, operation: str, frame: pd.DataFrame) 
 HELD_OUT_CODE = next(str(i) for i in range(100) if zlib.crc32(str(i).encode()) % 5 == 0)
 FITTED_CODE = next(str(i) for i in range(100) if zlib.crc32(str(i).encode()) % 5 != 0)
 
-FAMILIES: tuple[Callable[[Path, str], Iterator[tuple[str, str, Points]]], ...] = (gemms, collectives)
+
+def codes(*values: np.ndarray) -> np.ndarray:
+    """One text a measurement: what must be held out together."""
+    return np.array(["/".join(f"{x:g}" for x in row) for row in zip(*values, strict=True)])
+
+
+def attentions(folder: Path, gpu: str) -> Iterator[tuple[str, str, Points]]:
+    """Attention of prompts and of single tokens; whole head counts are held out."""
+    for kind, pattern in (("context_attention", "context"), ("decode_attention", "generation")):
+        for engine, version, frame in files(folder, f"attention/*/*/{pattern}_attention_perf.parquet"):
+            if "window_size" not in frame:
+                frame["window_size"] = 0
+            frame = frame[
+                frame.head_dim.isin([64, 128, 256]) & (frame.isl + frame.step >= (2 if pattern == "context" else 16))
+            ]
+            for dtype, name in (("bf16", "bfloat16"), ("fp8", "fp8")):
+                rows = frame[frame.kv_cache_dtype == name]
+                if len(rows):
+                    rows = rows[
+                        rows.attn_dtype == rows.attn_dtype.mode()[0]
+                    ]  # 8-bit products too, where the engine has them
+                    yield engine, version, attention_points(kind, dtype, gpu, rows)
+
+
+def attention_points(kind: str, dtype: str, gpu: str, frame: pd.DataFrame) -> Points:
+    keys = ["batch_size", "isl", "step", "num_heads", "num_key_value_heads", "head_dim", "window_size"]
+    rows = frame.groupby(keys, as_index=False).latency.min()
+    batch, query, step, heads, kv_heads, head_dim, window = columns(rows, *keys)
+    given = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "window": window}
+    if kind == "context_attention":
+        kernel = work.context_attention(batch, query, 0, heads, kv_heads, head_dim, window, dtype, causal=True)
+        given |= {"query": query}
+    else:
+        kernel = work.decode_attention(batch, query + step, heads, kv_heads, head_dim, window, dtype)
+        given |= {"context": query + step}
+    arguments = {name: value.astype(int) for name, value in given.items()}
+    axes = kind.replace("_", " ")
+    seconds = rows.latency.to_numpy() * 1e-3
+    return Points(kind, dtype, axes, kernel, reference(gpu, kernel), seconds, codes(heads, kv_heads), arguments)
+
+
+def latent_attentions(folder: Path, gpu: str) -> Iterator[tuple[str, str, Points]]:
+    """The core of multi-head latent attention with DeepSeek-V3's head sizes; whole pairs of batch and heads are held out."""
+    for kind, pattern in (("mla_context", "context"), ("mla_decode", "generation")):
+        for engine, version, frame in files(folder, f"mla/*/*/{pattern}_mla_perf.parquet"):
+            for dtype, name in (("bf16", "bfloat16"), ("fp8", "fp8")):
+                keys = ["batch_size", "isl", "step", "num_heads"]
+                rows = frame[frame.kv_cache_dtype == name].groupby(keys, as_index=False).latency.min()
+                if not len(rows):
+                    continue
+                batch, query, step, heads = columns(rows, *keys)
+                if kind == "mla_context":
+                    kernel, given = work.mla_context(batch, query, 0, heads, 192, 128), {"query": query}
+                else:
+                    kernel, given = (
+                        work.mla_decode(batch, query + step, heads, 512, 64, dtype),
+                        {"context": query + step},
+                    )
+                arguments = {k: v.astype(int) for k, v in ({"batch": batch, "heads": heads} | given).items()}
+                axes = "latent context" if kind == "mla_context" else "latent decode"
+                seconds = rows.latency.to_numpy() * 1e-3
+                yield (
+                    *(engine, version),
+                    Points(kind, dtype, axes, kernel, reference(gpu, kernel), seconds, codes(batch, heads), arguments),
+                )
+
+
+EXPERT_FORMATS = {
+    "bfloat16": "bf16",
+    "fp8": "fp8",
+    "fp8_block": "fp8_block",
+    "nvfp4": "nvfp4",
+    "w4a16_mxfp4": "mxfp4",
+    "w4a8_mxfp4_mxfp8": "mxfp4_mxfp8",
+    "int4_wo": "int4",
+}
+SKEW_NAMES = {"balanced": "balanced", "power_law_1.01": "power_law", "power_law_1.2": "power_law_1.2"}
+# Nemotron's experts have no gate: hidden, intermediate of its sizes
+UNGATED = {(2688, 1856), (1024, 2688), (2048, 5120), (4096, 2688)}
+
+
+def expert_groups(folder: Path, gpu: str) -> Iterator[tuple[str, str, Points]]:
+    """Grouped GEMMs of experts; a model's shape under one split over ranks is held out as a whole."""
+    for engine, version, frame in files(folder, "moe/*/*/moe_perf.parquet", largest=True):
+        frame = frame[frame.distribution.isin(SKEW_NAMES)]
+        for name, rows in frame.groupby("moe_dtype"):
+            untuned = engine == "vllm" and name == "fp8" and folder.name in ("h100_sxm", "h200_sxm")
+            if name in EXPERT_FORMATS and len(rows) >= 900 and not untuned:
+                yield engine, version, expert_points(EXPERT_FORMATS[name], gpu, rows)
+
+
+def expert_points(dtype: str, gpu: str, frame: pd.DataFrame) -> Points:
+    keys = ["num_tokens", "hidden_size", "inter_size", "num_experts", "topk", "moe_tp_size", "moe_ep_size"]
+    rows = frame.groupby([*keys, "distribution"], as_index=False).latency.min()
+    tokens, hidden, intermediate, number, top_k, tp, ep = columns(rows, *keys)
+    gated = np.array([(h, i) not in UNGATED for h, i in zip(hidden, intermediate, strict=True)])
+    skew = rows.distribution.map(SKEW_NAMES).to_numpy()
+    sizes = (tokens, hidden, intermediate, number, top_k, ep, tp, dtype)
+    both = [work.experts(*sizes, gated=each) for each in (True, False)]
+    coordinate = np.array([work.SKEWS[name] for name in skew])
+    kernel = Work(0.0, 0.0, both[0].peak, (*both[0].point[:4], coordinate))
+    seconds = np.where(gated, reference(gpu, both[0]), reference(gpu, both[1]))
+    given = {
+        "tokens": tokens,
+        "hidden": hidden,
+        "intermediate": intermediate,
+        "num_experts": number,
+        "top_k": top_k,
+        "tp": tp,
+        "ep": ep,
+    }
+    arguments = {k: v.astype(int) for k, v in given.items()} | {"skew": skew, "gated": gated}
+    model = np.stack([hidden, intermediate, number, top_k], axis=1)
+    shape = codes(hidden, intermediate, number, top_k, tp, ep)
+    return Points("experts", dtype, "experts", kernel, seconds, rows.latency.to_numpy() * 1e-3, shape, arguments, model)
+
+
+def delta_rules(folder: Path, gpu: str) -> Iterator[tuple[str, str, Points]]:
+    """Gated delta rule with its convolution, of Qwen3.5's head sizes; whole pairs of head counts and batch are held out."""
+    for engine, version, frame in files(folder, "linear_attention/*/*/gdn_perf.parquet"):
+        keys = ["phase", "batch_size", "seq_len", "num_k_heads", "num_v_heads"]
+        parts = frame.groupby([*keys, "kernel_source"], as_index=False).latency.min()
+        parts["convolution"] = parts.kernel_source.str.startswith("causal_conv1d")
+        best = parts.groupby([*keys, "convolution"], as_index=False).latency.min()
+        rows = best.groupby(keys, as_index=False).latency.agg(["sum", "count"])
+        rows = rows[(rows["count"] == 2) & ((rows.phase == "generation") | (rows.seq_len > 1))]
+        batch, query, k_heads, v_heads = columns(rows, "batch_size", "seq_len", "num_k_heads", "num_v_heads")
+        kernel = work.gated_delta_rule(batch, query, k_heads, v_heads, 128, 128)
+        given = {"batch": batch, "query": query, "k_heads": k_heads, "v_heads": v_heads}
+        arguments = {k: v.astype(int) for k, v in given.items()}
+        shape, seconds = codes(batch, k_heads, v_heads), rows["sum"].to_numpy() * 1e-3
+        yield (
+            *(engine, version),
+            Points("linear_attention", "bf16", "delta rule", kernel, reference(gpu, kernel), seconds, shape, arguments),
+        )
+
+
+def element_wise(folder: Path, gpu: str) -> Iterator[tuple[str, str, Points]]:
+    """A kernel that only moves bytes: bf16 to fp8 with a given scale (3 bytes an element), the plainest that was measured."""
+    for engine, version, frame in files(folder, "quantize/vllm/*/scale_matrix_perf.parquet"):
+        m, k = columns(frame, "m", "k")
+        kernel, seconds = work.element_wise(3 * m * k), frame.latency.to_numpy() * 1e-3
+        arguments = {"read_bytes": (2 * m * k).astype(int), "write_bytes": (m * k).astype(int)}
+        yield (
+            *(engine, version),
+            Points(
+                "memory_bound", "bf16", "element-wise", kernel, reference(gpu, kernel), seconds, codes(m, k), arguments
+            ),
+        )
+
+
+def exchanges(folder: Path, gpu: str) -> Iterator[tuple[str, str, Points]]:
+    """DeepEP's all-to-alls within 8 GPUs (times in microseconds); whole pairs of hidden size and top_k are held out."""
+    found = {
+        "low_latency": ("ll", "combine_avg_t_us", "dispatch_avg_t_us"),
+        "normal": ("normal", "combine_transmit_us", "dispatch_transmit_us"),
+    }
+    for mode, (name, *times) in found.items():
+        for engine, version, frame in files(folder, f"comm/*/*/wideep_deepep_{name}_perf.parquet"):
+            for column in times:
+                phase = column.split("_")[0]
+                keys = ["num_token", "hidden_size", "num_topk"]
+                rows = frame.groupby(keys, as_index=False)[
+                    column
+                ].min()  # over the numbers of multiprocessors given to it
+                tokens, hidden, top_k = columns(rows, *keys)
+                sent = work.expert_exchange_bytes(phase, tokens, hidden, top_k, 8)
+                facts = gpus()[gpu]
+                base = sent / (facts.link_bandwidth or facts.pcie_bandwidth) + FIXED_SECONDS
+                given = {"tokens": tokens, "hidden": hidden, "top_k": top_k}
+                arguments = {k: v.astype(int) for k, v in given.items()}
+                kernel, seconds = Work(0.0, 0.0, "", (tokens, hidden, top_k)), rows[column].to_numpy() * 1e-6
+                points = Points(
+                    f"exchange_{mode}", phase, "exchange", kernel, base, seconds, codes(tokens, hidden), arguments
+                )
+                yield engine, version, points
+
+
+FAMILIES: tuple[Callable[[Path, str], Iterator[tuple[str, str, Points]]], ...] = (
+    *(gemms, attentions, latent_attentions, expert_groups, delta_rules, element_wise, collectives, exchanges),
+)
 
 if __name__ == "__main__":
     main()
