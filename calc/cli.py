@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from calc.hardware import Gpu
     from calc.model.spec import ModelSpec
 
-_PLANNED = ("communication", "scaling")
 MODEL_HELP = (
     "a catalogue name, a path (a config.json or its folder, a .gguf or .safetensors file or its index), "
     "a Hugging Face id (owner/name, owner/name@revision), or - for standard input"
@@ -49,10 +48,6 @@ def run(argv: Sequence[str]) -> str:
         return lists[name](rest)
     if name == "log":
         return log(rest)
-    if name in _PLANNED:
-        raise InputError(
-            f"command: {name!r} is not built yet; there are {', '.join((*COMMANDS, 'log', *lists))}", "command"
-        )
     if name not in COMMANDS:
         raise InputError.of("command", name, f"it must be one of {', '.join((*COMMANDS, 'log', *lists))}")
     return _answer(COMMANDS[name], rest)

@@ -1,19 +1,21 @@
 """The measured tables as they are kept, and which of them stands for a GPU.
 
 data/kernel_times/index.json says where the measurements are from and lists every table with its axes, engine, version and error on
-shapes held out of its making; the numbers are in one .npz file a GPU (16-bit integers, 1/128 of a factor of two).
+shapes held out of its making; the numbers are in one .npz file a GPU (whole 1/128ths of a factor of two).
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from calc.hardware import Gpu
 from calc.kernel_times.grids import FloatArray, Grid
@@ -62,23 +64,40 @@ def _arrays(gpu: str) -> Any:
 
 
 @cache
+def rows() -> tuple[dict[str, Any], ...]:
+    """Every table's row of the index by column, those that stand for "any engine" first."""
+    return tuple(dict(zip(index()["columns"], row, strict=True)) for row in index()["rows"])
+
+
+@cache
 def table(gpu: str, kind: str, dtype: str, engine: str | None) -> Table | None:
     """That GPU's table; of the engine, or of the one that the index lists first (`engine` None, or an engine without one)."""
-    rows = [row for row in index()["tables"] if (row["gpu"], row["kind"], row["dtype"]) == (gpu, kind, dtype)]
-    row = next((row for row in rows if row["engine"] == engine), rows[0] if rows else None)
+    found = [row for row in rows() if (row["gpu"], row["kind"], row["dtype"]) == (gpu, kind, dtype)]
+    row = next((row for row in found if row["engine"] == engine), found[0] if found else None)
     if row is None:
         return None
-    axes = _logarithms(index()["axes"][row["axes"]])
-    values = _arrays(gpu)[row["array"]].astype(float) / STEPS
-    size = math.prod(len(axis) for axis in axes)
-    shapes = {tuple(shape): place for place, shape in enumerate(row.get("shapes", ()))}
+    packed = _arrays(gpu)[row["array"]]
+    grid = _grid(packed, _logarithms(index()["axes"][row["axes"]]))
+    shapes = {tuple(index()["shapes"][number]): place for place, number in enumerate(row["shapes"])}
     correction = None
     if shapes:
-        narrow = (np.arange(len(shapes), dtype=float), *_logarithms(index()["shape_axes"]))
-        correction = Grid(narrow, values[size:].reshape([len(axis) for axis in narrow]))
-    grid = Grid(axes, values[:size].reshape([len(axis) for axis in axes]))
-    error = (row["median"], row["p90"])
-    return Table(gpu, kind, dtype, row["engine"], row["version"], error, grid, correction, shapes)
+        axes = (np.arange(len(shapes), dtype=float), *_logarithms(index()["shape_axes"]))
+        correction = _grid(packed[:, grid.values.size :], axes)
+    return Table(gpu, kind, dtype, row["engine"], row["version"], (row["median"], row["p90"]), grid, correction, shapes)
+
+
+def longest(axes: Sequence[FloatArray]) -> int:
+    """The axis along which the kept integers are differences."""
+    return max(range(len(axes)), key=lambda place: len(axes[place]))
+
+
+def _grid(packed: npt.NDArray[np.uint8], axes: tuple[FloatArray, ...]) -> Grid:
+    """The grid from its two planes of bytes: low and high bytes of differences, whose sign is the lowest bit."""
+    shape = [len(axis) for axis in axes]
+    low, high = packed[:, : math.prod(shape)].astype(np.int64)
+    folded = low + 256 * high
+    steps = np.where(folded % 2, -(folded + 1) // 2, folded // 2).reshape(shape)
+    return Grid(axes, np.cumsum(steps, axis=longest(axes)) / STEPS)
 
 
 def _logarithms(axes: dict[str, list[float]]) -> tuple[FloatArray, ...]:

@@ -16,7 +16,7 @@ from calc.errors import InputError
 from calc.hardware import Gpu
 from calc.kernel_times import work
 from calc.kernel_times.grids import FloatArray, Numbers
-from calc.kernel_times.tables import Table, relatives, table
+from calc.kernel_times.tables import Table, index, relatives, table
 from calc.kernel_times.work import FORMATS, KV_BYTES, Work
 
 Source = Literal["measured", "calibrated", "roofline"]
@@ -27,9 +27,7 @@ Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all",
 # where no table speaks of a kind: the share of the peak and of the bandwidth that large bf16 products and copies reach on most GPUs
 # of the tables (0.64 to 0.90 and 0.70 to 0.84), and the relative error that this leaves
 _SHARE: Final = 0.8
-_RELATION_ERROR: Final = 0.1  # what a relative's shares add to the median error
 _UNKNOWN_ERROR: Final = (0.3, 0.6)
-_ROOFLINE_ERROR: Final = (0.5, 0.9)
 
 
 class KernelTimes:
@@ -225,14 +223,14 @@ class KernelTimes:
         return np.asarray(np.where(np.asarray(ranks) > 1, seconds, 0.0))[()]
 
     def error(self, kind: str, dtype: str = "bf16") -> tuple[float, float]:
-        """The median and the 90th percentile of the relative error: on shapes held out of the table, where there is one."""
+        """The median and the 90th percentile of the relative error: on shapes held out of the table; where a relative's stands in,
+        what that costs on GPUs that have both. `dtype` of "nccl" and "custom" is the operation."""
         if self._exact:
-            return _ROOFLINE_ERROR
+            return _pair(index()["roofline"].get(kind))
         found = self._find(kind, dtype)
-        if found is None:
-            return _UNKNOWN_ERROR
-        wider = 0.0 if found.gpu == self.gpu.name else _RELATION_ERROR
-        return found.error[0] + wider, found.error[1] + 2 * wider
+        if found is None or found.gpu != self.gpu.name:
+            return _pair(index()["relation"].get(kind) if found else None)
+        return found.error
 
     @property
     def _link(self) -> float:
@@ -273,6 +271,10 @@ class KernelTimes:
     def _check_kv(self, dtype: str) -> None:
         if dtype not in KV_BYTES:
             raise InputError.of("kv_dtype", dtype, f"it must be one of {', '.join(KV_BYTES)}")
+
+
+def _pair(found: list[float] | None) -> tuple[float, float]:
+    return (found[0], found[1]) if found else _UNKNOWN_ERROR
 
 
 @lru_cache(maxsize=64)

@@ -154,7 +154,7 @@ def test_a_config_is_read_from_a_file_a_folder_and_standard_input(tmp_path):
 BAD = [
     ([], 0, ""),
     (["parms"], 2, "command: 'parms'"),
-    (["scaling"], 2, "'scaling' is not built yet"),
+    (["plan"], 2, "'plan' is not built yet"),
     (["params", "llama-2-7x"], 2, "close names are llama-2-7b"),
     (["params", "no-such-file.json"], 2, "No such file"),
     (["params", "gpt2", "--lora-rank", "-1"], 2, "--lora-rank: '-1'"),

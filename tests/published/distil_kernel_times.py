@@ -31,7 +31,8 @@ sys.path.insert(0, str(ROOT))
 from calc.hardware import gpus  # noqa: E402
 from calc.kernel_times import work  # noqa: E402
 from calc.kernel_times.grids import Grid  # noqa: E402
-from calc.kernel_times.tables import DATA, STEPS  # noqa: E402
+from calc.kernel_times.tables import DATA, STEPS, longest, table  # noqa: E402
+from calc.kernel_times.times import KernelTimes  # noqa: E402
 from calc.kernel_times.work import FIXED_SECONDS, Work  # noqa: E402
 
 ABOUT = {
@@ -52,7 +53,7 @@ GPUS = {
     "l40s": "l40s-48gb",
     "rtx_pro_6000_server": "rtx-pro-6000-server-96gb",
 }
-SAMPLE = 12  # held-out shapes of each table that the test keeps
+SAMPLE = 3  # held-out shapes of each table that the test keeps
 LARGEST_FIT = 20_000  # measurements, by chance, that one fit takes
 OUTLIER = 0.05  # a misfit (in log 2) from which a measurement weighs less
 
@@ -82,7 +83,7 @@ AXES: dict[str, dict[str, list[float]]] = {
         "window": [128, 1024, 8192, NO_WINDOW],
     },
     "decode attention": {
-        "context": [16, 64, 256, 1024, 2048, 4096, 16384, 65536, 131072],
+        "context": [16, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072],
         "batch x kv heads": [1, 4, 8, 16, 32, 64, 128, 256, 512, 2048],
         "heads a kv head": [1, 4, 8, 16],
         "head_dim": [64, 128, 256],
@@ -109,6 +110,22 @@ AXES: dict[str, dict[str, list[float]]] = {
 }
 # the second grid of the experts: what one model's shape adds to what shapes like it have
 SHAPE_AXES = {"rows an expert": [1 / 16, 1, 16, 128, 1024, 8192], "experts of a rank": [1, 4, 16, 64, 256]}
+
+
+COLUMNS = (
+    "gpu",
+    "kind",
+    "dtype",
+    "engine",
+    "version",
+    "axes",
+    "median",
+    "p90",
+    "held_out",
+    "fitted",
+    "array",
+    "shapes",
+)
 
 
 @dataclass
@@ -144,25 +161,83 @@ def main() -> None:
     DATA.mkdir(exist_ok=True)
     for gpu, kept in arrays.items():
         np.savez_compressed(DATA / f"{gpu}.npz", **kept)
+    shapes = sorted({tuple(shape) for row in tables for shape in row["shapes"]})
+    for row in tables:
+        row["shapes"] = [shapes.index(tuple(shape)) for shape in row["shapes"]]
     index = ABOUT | {
         "gpus": {gpu: reference_of(gpu) for gpu in arrays},
         "axes": AXES,
         "shape_axes": SHAPE_AXES,
-        "tables": tables,
+        "shapes": shapes,
+        "columns": list(COLUMNS),
+        "rows": [[row[name] for name in COLUMNS] for row in tables],
     }
-    write(DATA / "index.json", index)
+    write(DATA / "index.json", dict(index))
     write(Path(__file__).parent / "kernel_times.json", ABOUT | {"rows": sample})
+    write(DATA / "index.json", index | {"relation": by_relation(sample), "roofline": by_roofline(sample)})
+
+
+# GPUs whose measurements are asked of another's tables: siblings and neighbouring generations
+RELATED = {
+    "h100-sxm-80gb": "a100-sxm-80gb",
+    "h200-141gb": "h100-sxm-80gb",
+    "b200-180gb": "h200-141gb",
+    "b300-288gb": "b200-180gb",
+    "l40s-48gb": "a100-sxm-80gb",
+    "rtx-pro-6000-server-96gb": "l40s-48gb",
+}
+
+
+def by_relation(sample: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """Median and 90th percentile of the error, by kind, where a relative's table stands for the GPU's own."""
+
+    def stand_in(row: dict[str, Any]) -> KernelTimes | None:
+        other = RELATED.get(row["gpu"])
+        if other is None or table(other, row["kind"], row["dtype"], None) is None:
+            return None
+        times = KernelTimes(gpus()[row["gpu"]])
+        times._relatives = (other,)
+        return times
+
+    return errors(sample, stand_in)
+
+
+def by_roofline(sample: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """The same for the roofline, at full peaks and bandwidths."""
+    return errors(sample, lambda row: KernelTimes(gpus()[row["gpu"]], "roofline"))
+
+
+def errors(
+    sample: list[dict[str, Any]], times_of: Callable[[dict[str, Any]], KernelTimes | None]
+) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for row in sample:
+        times = times_of(row)
+        if times is not None:
+            found.setdefault(row["kind"], []).append(abs(answer(times, row) / row["seconds"] - 1))
+    return {kind: [round(float(np.percentile(each, p)), 3) for p in (50, 90)] for kind, each in found.items()}
+
+
+def answer(times: KernelTimes, row: dict[str, Any]) -> float:
+    """What the product says of a measured row of the sample."""
+    given = {name: row[name] for name in row if name not in ("gpu", "engine", "kind", "dtype", "seconds")}
+    kind, dtype = row["kind"], row["dtype"]
+    if kind in ("nccl", "custom"):
+        return float(times.collective(dtype, given["bytes"], given["ranks"], kernel=kind))
+    if kind.startswith("exchange_"):
+        return float(times.expert_exchange(dtype, **given, ranks=8, mode=kind.removeprefix("exchange_")))
+    if kind in ("linear_attention", "memory_bound"):
+        return float(getattr(times, kind)(**given))
+    if kind.endswith(("attention", "mla_context", "mla_decode")):
+        return float(getattr(times, kind)(**given, kv_dtype=dtype))
+    return float(getattr(times, kind)(**given, dtype=dtype))
 
 
 def write(path: Path, value: dict[str, Any]) -> None:
     """JSON with one line an entry of the longest list, so that a change shows as one line."""
-    text = json.dumps(value, indent=0, separators=(",", ":"))
-    for opening in ("tables", "rows"):
-        if opening in value:
-            head = {k: v for k, v in value.items() if k != opening}
-            lines = ",\n".join(json.dumps(row) for row in value[opening])
-            text = json.dumps(head, indent=1)[:-2] + f',\n "{opening}": [\n{lines}\n ]\n}}\n'
-    path.write_text(text, encoding="utf-8")
+    rows = value.pop("rows")
+    lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
+    path.write_text(json.dumps(value, indent=1)[:-2] + f',\n "rows": [\n{lines}\n ]\n}}\n', encoding="utf-8")
 
 
 def reference_of(gpu: str) -> dict[str, Any]:
@@ -178,10 +253,7 @@ def reference_of(gpu: str) -> dict[str, Any]:
 def preference(row: dict[str, Any]) -> tuple[Any, ...]:
     """Tables of one kind and format in the order in which they stand for "any engine"."""
     quantises = row["kind"] == "gemm" and row["dtype"] == "fp8" and row["engine"] == "trtllm"  # the activation, inside
-    host = (
-        row["kind"] == "gemm" and row["dtype"] == "fp8_block" and row["engine"] == "vllm"
-    )  # launches DeepGEMM eagerly
-    return (row["gpu"], row["kind"], row["dtype"], quantises or host, row["median"])
+    return (row["gpu"], row["kind"], row["dtype"], quantises, row["median"])
 
 
 def distil(
@@ -195,7 +267,7 @@ def distil(
     values = integers(fit(axes, [x[~held] for x in place], target[~held]))
     grid = Grid(tuple(axes), (values / STEPS).reshape([len(axis) for axis in axes]))
     factor = grid.factor([2.0**x for x in place])
-    extra: dict[str, Any] = {}
+    packed, shapes = packed_integers(values, axes), np.zeros((0, 4))
     if points.model is not None:
         shapes, which = np.unique(points.model, axis=0, return_inverse=True)
         narrow = [np.arange(len(shapes), dtype=float), *(np.log2(np.asarray(x)) for x in SHAPE_AXES.values())]
@@ -204,7 +276,7 @@ def distil(
         more = integers(fit(narrow, [x[~held] for x in where], residual[~held]))
         correction = Grid(tuple(narrow), (more / STEPS).reshape([len(axis) for axis in narrow]))
         factor = factor * correction.factor([2.0**x for x in where])
-        values, extra = np.concatenate([values, more]), {"shapes": shapes.astype(int).tolist()}
+        packed = np.concatenate([packed, packed_integers(more, narrow)], axis=1)
     predicted = points.reference * factor
     error = np.abs(predicted / points.seconds - 1)
     row = {
@@ -218,7 +290,7 @@ def distil(
         "p90": round(float(np.percentile(error[held], 90)), 4),
         "held_out": int(held.sum()),
         "fitted": int((~held).sum()),
-        **extra,
+        "shapes": shapes.astype(int).tolist(),
     }
     chosen = np.random.default_rng(1).choice(np.flatnonzero(held), min(SAMPLE, held.sum()), replace=False)
     rows = [
@@ -232,7 +304,15 @@ def distil(
         | {name: plain(np.broadcast_to(value, points.seconds.shape)[i]) for name, value in points.arguments.items()}
         for i in sorted(chosen)
     ]
-    return row, values, rows
+    return row, packed, rows
+
+
+def packed_integers(values: np.ndarray, axes: Sequence[np.ndarray]) -> np.ndarray:
+    """Differences along the longest axis as two planes of bytes, which deflate well; `calc.kernel_times.tables` undoes it."""
+    grid = values.astype(np.int64).reshape([len(axis) for axis in axes])
+    steps = np.diff(grid, axis=longest(axes), prepend=0)
+    folded = np.where(steps < 0, -2 * steps - 1, 2 * steps).ravel()
+    return np.stack([folded & 255, folded >> 8]).astype(np.uint8)
 
 
 def integers(values: np.ndarray) -> np.ndarray:
@@ -342,6 +422,8 @@ GEMM_FORMATS = {
 def gemms(folder: Path, gpu: str) -> Iterator[tuple[str, str, Points]]:
     for engine, version, frame in files(folder, "gemm/*/*/gemm_perf.parquet"):
         for name, rows in frame[(frame.n >= 128) & (frame.k >= 128)].groupby("gemm_dtype"):
+            if (engine, name) == ("vllm", "fp8_block"):
+                continue  # eager launches of DeepGEMM: the host's time (55 to 280 us), not the kernel's
             dtype = GEMM_FORMATS[name]
             rows = rows.groupby(
                 ["m", "n", "k"], as_index=False

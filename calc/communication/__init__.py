@@ -1,0 +1,16 @@
+"""The collectives of a training step: what each moves, between whom, how long it takes, and what of it compute hides."""
+
+from calc.communication.answer import CommunicationAnswer, communication
+from calc.communication.collectives import Collective, collectives_of
+from calc.communication.plan import CommunicationPlan
+from calc.communication.topology import Group, Topology
+
+__all__ = [
+    "Collective",
+    "CommunicationAnswer",
+    "CommunicationPlan",
+    "Group",
+    "Topology",
+    "collectives_of",
+    "communication",
+]

@@ -1,0 +1,105 @@
+"""Which links a group of ranks uses, and how long a collective takes on them.
+
+Within an NVLink, xGMI or PCIe domain the measured tables answer. Between domains each GPU has a network card of its own: a ring or
+a double tree pays NCCL's own latencies for each hop, and the slower of the two kinds of link bounds the bandwidth.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from calc.kernel_times import KernelTimes
+from calc.kernel_times.times import Collective as Kind
+from calc.kernel_times.work import collective_bytes
+
+# seconds, NVIDIA/nccl src/graph/tuning.cc (2.20 to 2.27), by protocol (LL, LL128, Simple): of a collective, and of each hop
+_BASE_RING: Final = (6.6e-6, 14.0e-6, 8.4e-6)
+_BASE_TREE: Final = (6.8e-6, 14.0e-6, 8.4e-6)
+_HOP_RING_NVLINK: Final = (0.6e-6, 1.9e-6, 3.4e-6)
+_HOP_TREE_NVLINK: Final = (0.6e-6, 1.25e-6, 4.0e-6)
+_HOP_RING_NETWORK: Final = (2.7e-6, 4.0e-6, 14.0e-6)
+_HOP_TREE_NETWORK: Final = (5.0e-6, 8.5e-6, 14.0e-6)
+_SHARE_RING: Final = (0.5, 0.92, 1.0)  # of the bandwidth that each protocol leaves to data, the same file
+_SHARE_TREE: Final = (1 / 3.8, 0.92 * 0.92, 0.92)
+# what large all-reduces reach of the cards' bandwidth: 376.7 of 400 GB/s on 4 nodes of 8 B200 with 8 x 400 Gbit/s
+# (stas00/ml-engineering, network/benchmarks/README.md)
+NETWORK_SHARE: Final = 0.94
+
+
+class Group(NamedTuple):
+    """Ranks that communicate: how many, and how far apart (1: neighbours)."""
+
+    name: str
+    ranks: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """GPUs a node (or NVLink domain), the measured kernels within it, and bytes/s of one GPU's network card, one way."""
+
+    times: KernelTimes
+    gpus_per_node: int
+    network_bandwidth: float
+
+    def inside(self, group: Group) -> int:
+        """How many ranks of the group one node holds (ranks are numbered through a node before the next)."""
+        return max(1, min(group.ranks, self.gpus_per_node // group.stride))
+
+    def seconds(self, kind: Kind, size: int, group: Group) -> float:
+        """One collective. `size` in bytes as in `KernelTimes.collective`: the whole tensor, or a message."""
+        if group.ranks == 1 or not size:
+            return 0.0
+        inside = self.inside(group)
+        if kind == "send":
+            across = group.stride >= self.gpus_per_node
+            return self._message(size) if across else float(self.times.collective("send", size, 2))
+        if inside == group.ranks:
+            return float(self.times.collective(kind, size, group.ranks))
+        if kind == "all_to_all":
+            return self._all_to_all(size, group.ranks, inside)
+        return self._ring_or_tree(kind, size, group.ranks, inside)
+
+    def _message(self, size: int) -> float:
+        return min(
+            base + hop + size / (self._network * share)
+            for base, hop, share in zip(_BASE_RING, _HOP_RING_NETWORK, _SHARE_RING, strict=True)
+        )
+
+    @property
+    def _network(self) -> float:
+        return self.network_bandwidth * NETWORK_SHARE
+
+    def _all_to_all(self, size: int, ranks: int, inside: int) -> float:
+        """Every rank sends a part to each other rank: those of other nodes through its card, one message after another started."""
+        away = size * (ranks - inside) / ranks
+        near = float(self.times.collective("all_to_all", max(1, size * inside // ranks), inside)) if inside > 1 else 0.0
+        return max(near, away / self._network + _BASE_RING[2] + _HOP_RING_NETWORK[2])
+
+    def _ring_or_tree(self, kind: Kind, size: int, ranks: int, inside: int) -> float:
+        """The best of NCCL's algorithms and protocols by its own model. A ring crosses a node's border once for each card, and
+        as many rings run as the node has ranks of the group; a tree (all-reduce alone) takes logarithmic hops."""
+        nodes = math.ceil(ranks / inside)
+        sent = float(collective_bytes(kind, size, ranks))
+        network = sent / inside / self._network
+        near = float(self.times.collective(kind, size, inside)) if inside > 1 else 0.0
+        transfer = max(network, near)
+        steps, crossings = (2 * (ranks - 1), 2 * nodes) if kind == "all_reduce" else (ranks - 1, nodes)
+        found = [
+            base + (steps - min(steps, crossings)) * hop + min(steps, crossings) * hop_network + transfer / share
+            for base, hop, hop_network, share in zip(
+                _BASE_RING, _HOP_RING_NVLINK, _HOP_RING_NETWORK, _SHARE_RING, strict=True
+            )
+        ]
+        if kind == "all_reduce":
+            found += [
+                base + 2 * ((inside - 1) * hop + math.log2(nodes) * hop_network) + transfer / share
+                for base, hop, hop_network, share in zip(
+                    _BASE_TREE, _HOP_TREE_NVLINK, _HOP_TREE_NETWORK, _SHARE_TREE, strict=True
+                )
+            ]
+        return float(np.min(found))

@@ -1,0 +1,254 @@
+"""The bytes of collectives against those that PyTorch's own programs issue on fake and gloo process groups."""
+
+from contextlib import contextmanager
+
+import pytest
+
+from calc.communication import CommunicationPlan, collectives_of
+from calc.communication.collectives import _activation
+from calc.model.config import from_config
+from calc.training.pipeline_stages import stages
+
+pytestmark = pytest.mark.torch
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 1000,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+}
+QWEN3_MOE = {
+    **LLAMA,
+    "model_type": "qwen3_moe",
+    "head_dim": 32,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 128,
+}
+
+
+WHOLE = {  # operator: kind, and where the whole tensor is among its arguments
+    "c10d._allgather_base_": ("all_gather", 0),
+    "c10d._reduce_scatter_base_": ("reduce_scatter", 1),
+    "c10d.allreduce_": ("all_reduce", 0),
+    "c10d.alltoall_base_": ("all_to_all", 1),
+    "_c10d_functional.all_reduce": ("all_reduce", 0),
+    "_c10d_functional.all_reduce_": ("all_reduce", 0),
+    "_c10d_functional.all_gather_into_tensor": ("all_gather", None),
+    "_c10d_functional.reduce_scatter_tensor": ("reduce_scatter", 0),
+    "_c10d_functional.all_to_all_single": ("all_to_all", 0),
+}
+
+
+def predicted(config, **plan):
+    """Bytes and calls of one step by kind, on the only pipeline stage."""
+    spec, plan = from_config(config), CommunicationPlan(**plan)
+    (stage,) = stages(plan, spec)
+    found = {}
+    for each in collectives_of(spec, plan, stage):
+        size, calls = found.get(each.kind, (0, 0))
+        found[each.kind] = (size + each.total_bytes, calls + each.calls)
+    return found
+
+
+def recorder():
+    """A dispatch mode that notes kind and bytes of every collective: the whole tensor, as the product's convention has it."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Recorder(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.found = {}
+
+        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+            result = function(*arguments, **(keywords or {}))
+            name = str(function).removesuffix(".default")
+            if name in WHOLE:
+                kind, place = WHOLE[name]
+                tensor = result if place is None else arguments[place]
+                tensor = tensor[0] if isinstance(tensor, (list, tuple)) else tensor
+                size, calls = self.found.get(kind, (0, 0))
+                self.found[kind] = (size + tensor.numel() * tensor.element_size(), calls + 1)
+            elif name.startswith(("c10d.", "_c10d_functional.")) and "wait" not in name:
+                raise AssertionError(f"{name} is not recorded")
+            return result
+
+    return Recorder()
+
+
+@contextmanager
+def fake_ranks(count):
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("config", [LLAMA, QWEN3_MOE], ids=["llama", "qwen3-moe"])
+@pytest.mark.parametrize("reshard", [True, False], ids=["reshard", "keep"])
+def test_fsdp2_gathers_and_scatters_the_predicted_bytes(config, reshard):
+    """fully_shard on every layer and the root, as transformers users write it: two micro-batches on 8 ranks."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from measure.trace import TraceOptions
+    from measure.trace.cuda import cuda_choices
+    from measure.trace.model import build, find_stack, materialize, quiet
+    from measure.trace.sharding import process_group, shard
+
+    options = TraceOptions(
+        seq=64, layers=0, dp=8, zero=3, recipe="fsdp-bf16", reshard_after_forward=reshard, accumulation=2
+    )
+    with quiet(), cuda_choices():
+        model = build(config, options)
+        with process_group(8) as mesh, FakeTensorMode():
+            materialize(model)
+            shard(model, find_stack(model, 0), mesh, options)
+            tokens = torch.zeros((1, 64), dtype=torch.int64)
+            record = recorder()
+            with record:
+                for _ in range(2):
+                    model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+    expected = predicted(
+        config, seq=64, dp=8, zero=3, recipe="fsdp-bf16", global_batch=16, reshard_after_forward=reshard
+    )
+    assert {kind: record.found[kind] for kind in ("all_gather", "reduce_scatter")} == {
+        kind: expected[kind] for kind in ("all_gather", "reduce_scatter")
+    }
+
+
+def test_ddp_reduces_the_predicted_bytes():
+    """What the reducer hands to its communication hook, bucket by bucket, on a gloo group of one process."""
+    import torch
+    import torch.distributed as dist
+    import transformers
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**{k: v for k, v in LLAMA.items() if k != "model_type"})
+    )
+    seen = []
+
+    def hook(state, bucket):
+        seen.append(bucket.buffer().numel() * bucket.buffer().element_size())
+        done = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        parallel = DistributedDataParallel(model)
+        parallel.register_comm_hook(None, hook)
+        tokens = torch.zeros((1, 16), dtype=torch.int64)
+        parallel(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+    finally:
+        dist.destroy_process_group()
+    assert sum(seen) == predicted(LLAMA, seq=16, dp=2, recipe="fp32")["all_reduce"][0]
+
+
+@pytest.mark.parametrize("divided", [False, True], ids=["all-reduce", "sequence parallel"])
+def test_dtensor_tensor_parallel_blocks_exchange_the_predicted_bytes(divided):
+    """A column- and a row-parallel projection around an activation: what every attention and MLP is to tensor parallelism."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    ranks, seq, hidden = 4, 32, LLAMA["hidden_size"]
+    with fake_ranks(ranks):
+        mesh = init_device_mesh("cpu", (ranks,))
+        block = torch.nn.Sequential(
+            torch.nn.Linear(hidden, 512, bias=False), torch.nn.SiLU(), torch.nn.Linear(512, hidden, bias=False)
+        )
+        layout = Shard(1) if divided else Replicate()
+        parallelize_module(
+            block,
+            mesh,
+            {"0": ColwiseParallel(input_layouts=layout), "2": RowwiseParallel(output_layouts=layout)},
+        )
+        entry = torch.randn(1, seq // ranks if divided else seq, hidden, requires_grad=True)
+        record = recorder()
+        with record:
+            block(entry).sum().backward()
+    spec, plan = from_config(LLAMA), CommunicationPlan(seq=seq, tp=ranks, recipe="fp32", sequence_parallel=divided)
+    (stage,) = stages(plan, spec)
+    blocks = 2 * LLAMA["num_hidden_layers"]
+    expected = {}
+    for each in collectives_of(spec, plan, stage):
+        if "tensor parallel" in each.name:
+            size, calls = expected.get(each.kind, (0, 0))
+            expected[each.kind] = (size + each.total_bytes // blocks, calls + each.calls // blocks)
+    assert record.found == expected
+
+
+def test_experts_exchange_the_predicted_bytes():
+    """Dispatch and combine of one layer by all-to-all, tokens spread evenly, with their backwards."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed._functional_collectives import all_to_all_single_autograd
+
+    ranks, seq = 4, 32
+    with fake_ranks(ranks):
+        rows = seq * QWEN3_MOE["num_experts_per_tok"]
+        tokens = torch.randn(rows, QWEN3_MOE["hidden_size"], dtype=torch.bfloat16, requires_grad=True)
+        split = [rows // ranks] * ranks
+        record = recorder()
+        with record:
+            arrived = all_to_all_single_autograd(tokens, split, split, dist.group.WORLD)
+            all_to_all_single_autograd(arrived * 2, split, split, dist.group.WORLD).sum().backward()
+    expected = predicted(QWEN3_MOE, seq=seq, dp=ranks, ep=ranks)["all_to_all"]
+    layers = QWEN3_MOE["num_hidden_layers"]
+    assert record.found["all_to_all"] == (expected[0] // layers, expected[1] // layers)
+
+
+@pytest.mark.parametrize("exchange", ["all-gather", "all-to-all"])
+def test_context_parallel_ranks_exchange_the_predicted_bytes(exchange):
+    """One attention layer by DTensor: keys and values gathered (Llama 3), or heads for sequence (Ulysses), with their backwards."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    ranks, seq, heads, kv_heads = 4, 64, LLAMA["num_attention_heads"], LLAMA["num_key_value_heads"]
+    width = LLAMA["hidden_size"] // heads
+    with fake_ranks(ranks):
+        mesh = init_device_mesh("cpu", (ranks,))
+
+        def share(count):
+            local = torch.randn(1, count, seq // ranks, width, dtype=torch.bfloat16, requires_grad=True)
+            return DTensor.from_local(local, mesh, [Shard(2)])
+
+        query, key, value = share(heads), share(kv_heads), share(kv_heads)
+        record = recorder()
+        with record:
+            if exchange == "all-gather":
+                for each in (key, value):
+                    each.redistribute(mesh, [Replicate()]).to_local(grad_placements=None).sum().backward()
+            else:
+                for each in (query, key, value):
+                    each.redistribute(mesh, [Shard(1)]).to_local().sum().backward()
+                out = DTensor.from_local(
+                    torch.randn(1, heads // ranks, seq, width, dtype=torch.bfloat16, requires_grad=True),
+                    mesh,
+                    [Shard(1)],
+                )
+                out.redistribute(mesh, [Shard(2)]).to_local().sum().backward()
+    found = predicted(LLAMA, seq=seq, dp=1, cp=ranks, context_exchange=exchange)
+    layers = LLAMA["num_hidden_layers"]
+    for kind in ("all_gather",) if exchange == "all-gather" else ("all_to_all",):
+        assert record.found[kind][0] == found[kind][0] // layers
+
+
+def test_a_hidden_state_between_stages_is_what_the_next_stage_reads():
+    spec, plan = from_config(LLAMA), CommunicationPlan(seq=64, pp=3, micro_batch=2, global_batch=8)
+    middle = stages(plan, spec)[1]
+    sends = [each for each in collectives_of(spec, plan, middle) if each.kind == "send"]
+    assert {each.bytes for each in sends} == {2 * 64 * 256 * 2} == {_activation(spec, plan)}
+    assert [each.calls for each in sends] == [4, 4]
