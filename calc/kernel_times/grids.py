@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
 Numbers = int | float | npt.NDArray[np.int64] | npt.NDArray[np.float64]
+_SMALLEST = 2.0**-30  # a coordinate of zero has no logarithm
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Grid:
     """The logarithm (base 2) of measured time over reference time, at every combination of the axes' knots.
 
@@ -22,35 +24,40 @@ class Grid:
     axes: tuple[FloatArray, ...]
     values: FloatArray
 
+    @cached_property
+    def _flat(self) -> FloatArray:
+        return np.ascontiguousarray(self.values).reshape(-1)
+
+    @cached_property
+    def _steps(self) -> tuple[tuple[int, FloatArray, int], ...]:
+        """Each axis that has several knots: its place, its knots and how far its neighbours lie apart in the flat values."""
+        strides = np.cumprod([1, *(len(axis) for axis in reversed(self.axes))])[:-1][::-1]
+        return tuple(
+            (place, axis, int(stride))
+            for place, (axis, stride) in enumerate(zip(self.axes, strides, strict=True))
+            if len(axis) > 1
+        )
+
+    @cached_property
+    def _corners(self) -> npt.NDArray[np.int64]:
+        """Where the corners of a cell lie, counted from its lowest; the last axis varies fastest."""
+        offsets = np.zeros(1, dtype=np.int64)
+        for _, _, stride in self._steps:
+            offsets = (offsets[:, None] + np.array([0, stride])).reshape(-1)
+        return offsets
+
     def factor(self, point: Sequence[Numbers]) -> FloatArray:
         """Measured over reference time at a point, one coordinate an axis; beyond the outermost knots it stays as it is there."""
-        flat = self.values.reshape(-1)
         index: npt.NDArray[np.int64] | int = 0
-        weights: list[FloatArray] = []
-        strides: list[int] = []
-        stride = flat.size
-        for axis, coordinate in zip(self.axes, point, strict=True):
-            stride //= len(axis)
-            if len(axis) == 1:
-                continue
-            position = np.log2(np.maximum(coordinate, 2.0**-30))
-            low = np.clip(axis.searchsorted(position, side="right") - 1, 0, len(axis) - 2)
-            weights.append(np.clip((position - axis[low]) / (axis[low + 1] - axis[low]), 0.0, 1.0))
-            strides.append(stride)
+        shares: list[FloatArray] = []
+        for place, axis, stride in self._steps:
+            position = np.log2(np.maximum(point[place], _SMALLEST))
+            low = np.minimum(np.maximum(axis.searchsorted(position, side="right") - 1, 0), len(axis) - 2)
+            below = axis[low]
+            shares.append(np.minimum(np.maximum((position - below) / (axis[low + 1] - below), 0.0), 1.0))
             index = index + low * stride
-        return np.exp2(_blend(flat, index, weights, strides))
-
-
-def _blend(
-    flat: FloatArray, index: npt.NDArray[np.int64] | int, weights: list[FloatArray], strides: list[int]
-) -> FloatArray:
-    """The weighted mean of the corners of the cell whose lowest corner is at `index`: the last axis varies fastest."""
-    offsets = np.zeros(1, dtype=np.int64)
-    for stride in strides:
-        offsets = (offsets[:, None] + np.array([0, stride])).reshape(-1)
-    values = flat[np.asarray(index)[..., None] + offsets]
-    for weight in reversed(weights):
-        pairs = values.reshape(*values.shape[:-1], -1, 2)
-        share = np.asarray(weight)[..., None]
-        values = pairs[..., 0] * (1 - share) + pairs[..., 1] * share
-    return np.asarray(values[..., 0])
+        values = self._flat[np.asarray(index)[..., None] + self._corners]
+        for share in reversed(shares):
+            low_half, high_half = values[..., ::2], values[..., 1::2]
+            values = low_half + (high_half - low_half) * np.asarray(share)[..., None]
+        return np.asarray(np.exp2(values[..., 0]))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from calc.kernel_times.grids import FloatArray, Numbers
 from calc.kernel_times.tables import Table, index, relatives, table
 from calc.kernel_times.work import FORMATS, KV_BYTES, Work
 
+if TYPE_CHECKING:
+    from calc.calibration import Calibration
+
 Source = Literal["measured", "calibrated", "roofline"]
 Engine = Literal["vllm", "sglang", "trtllm"]
 Skew = Literal["balanced", "power_law", "power_law_1.2"]
@@ -27,14 +30,22 @@ Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all",
 # where no table speaks of a kind: the share of the peak and of the bandwidth that large bf16 products and copies reach on most GPUs
 # of the tables (0.64 to 0.90 and 0.70 to 0.84), and the relative error that this leaves
 _SHARE: Final = 0.8
+# host seconds of one kernel launched by PyTorch without a graph: assumed, since the tables time graphs; the custom all-reduces that
+# they also time launched one by one cost the host 15 to 40 µs, PyTorch's plain operators a few
+_EAGER_LAUNCH: Final = 6e-6
+# GPUs whose large products were measured and lie elsewhere than their relative's: the share of the peak over the relative's
+# (stas00/ml-engineering, compute/accelerator: MAMF of MI300X 0.51, of H100 0.80)
+_REACHED: Final = {"mi300x-192gb": 0.51 / 0.80}
 _UNKNOWN_ERROR: Final = (0.3, 0.6)
 
 
 class KernelTimes:
     """The kernels of one GPU. `source` and `notes` are for users: whose measurements these are, and what is missing."""
 
-    def __init__(self, gpu: Gpu, source: Source = "measured", engine: Engine | None = None) -> None:
-        """InputError when the GPU's memory bandwidth is unknown, without which no kernel has a time."""
+    def __init__(
+        self, gpu: Gpu, source: Source = "measured", engine: Engine | None = None, own: Calibration | None = None
+    ) -> None:
+        """`own`: what the user measured on the GPU. InputError when the memory bandwidth is unknown, without which no kernel has a time."""
         if gpu.memory_bandwidth is None:
             raise InputError.of("gpu", gpu.name, "no source gives its memory bandwidth; --gpu-GBps gives one")
         self.gpu = gpu
@@ -42,14 +53,26 @@ class KernelTimes:
         self._bandwidth = gpu.memory_bandwidth
         self._relatives = () if source == "roofline" else relatives(gpu)
         self._exact = source == "roofline"
-        self.launch_floor = 0.0 if self._exact else 2.5e-6
-        self.eager_launch = 0.0 if self._exact else 6e-6
+        self._of_peak = _REACHED.get(gpu.name, 1.0)
+        self._own = {figure.name: figure.point for figure in own.figures} if own else {}
+        if "bandwidth_efficiency" in self._own:
+            copied = 2.0**30
+            self._bandwidth *= (
+                self._own["bandwidth_efficiency"] * float(self.memory_bound(copied)) / (copied / self._bandwidth)
+            )
+        if "compute_efficiency" in self._own and (peak := gpu.peak_flops("bf16")):
+            self._of_peak = 1.0
+            self._of_peak = self._own["compute_efficiency"] * float(self.gemm(8192, 8192, 8192)) / (2 * 8192**3 / peak)
+        self.launch_floor = 0.0 if self._exact else float(self.memory_bound(1))
+        self.eager_launch = 0.0 if self._exact else _EAGER_LAUNCH
 
     @property
     def source(self) -> str:
         """Where the times are from, in the words that a page shows."""
         if self._exact:
             return "roofline"
+        if self._own:
+            return "own GPU"
         nearest = self._relatives[0]
         return f"table {nearest}" if nearest == self.gpu.name else f"table {nearest} by relation"
 
@@ -58,10 +81,15 @@ class KernelTimes:
         """What a reader must know of the source."""
         if self._exact:
             return (f"roofline: every kernel at the full peak and bandwidth of {self.gpu.name}, without launch cost",)
-        nearest = self._relatives[0]
-        if nearest == self.gpu.name:
-            return ()
-        return (f"{self.gpu.name} has no measured kernels: the shares of peak and bandwidth are those of {nearest}",)
+        nearest, found = self._relatives[0], []
+        if nearest != self.gpu.name:
+            found.append(
+                f"{self.gpu.name} has no measured kernels: the shares of peak and bandwidth are those of {nearest}"
+            )
+        if self._own:
+            names = " and ".join(name.replace("_", " ") for name in self._own)
+            found.append(f"own GPU: {names} as measured here; how kernels differ by shape is that of {nearest}")
+        return tuple(found)
 
     def gemm(self, m: Numbers, n: Numbers, k: Numbers, *, dtype: str = "bf16") -> FloatArray:
         """One matrix product [m, k] x [k, n]. InputError when the GPU cannot multiply in that format."""
@@ -255,10 +283,12 @@ class KernelTimes:
 
     def _peak(self, kind: str) -> float:
         """FLOP/s of that number format (of none: a kernel that only moves bytes); what lacks bf16 runs fp16."""
-        peak = self.gpu.peak_flops(kind) or self.gpu.peak_flops("fp16") if kind else math.inf
+        if not kind:
+            return math.inf
+        peak = self.gpu.peak_flops(kind) or (self.gpu.peak_flops("fp16") if kind == "bf16" else None)
         if peak is None:
             raise InputError.of("gpu", self.gpu.name, f"{self.gpu.why_no_peak(kind)}; --gpu-tflops gives one")
-        return peak
+        return peak if self._exact else peak * self._of_peak
 
     def _check(self, dtype: str) -> None:
         if dtype not in FORMATS:
@@ -277,8 +307,22 @@ def _pair(found: list[float] | None) -> tuple[float, float]:
     return (found[0], found[1]) if found else _UNKNOWN_ERROR
 
 
-@lru_cache(maxsize=64)
 def kernel_times(gpu: Gpu, source: Source = "measured", engine: Engine | None = None) -> KernelTimes:
     """The kernels of a GPU by source: "measured" (public tables of that GPU, or its nearest relative's shares of this GPU's peaks),
     "calibrated" (the user's own measurements where they exist) or "roofline"; `engine` says whose kernels, None the best kept."""
+    return _calibrated(gpu, engine) if source == "calibrated" else _kept(gpu, source, engine)
+
+
+@lru_cache(maxsize=64)
+def _kept(gpu: Gpu, source: Source, engine: Engine | None) -> KernelTimes:
     return KernelTimes(gpu, source, engine)
+
+
+def _calibrated(gpu: Gpu, engine: Engine | None) -> KernelTimes:
+    """By the user's own matmul and copy rates on that GPU; the public tables alone where nothing was measured."""
+    from calc.calibration import Calibration, of_records
+
+    figures = tuple(
+        each for each in of_records(gpu).figures if each.name in ("compute_efficiency", "bandwidth_efficiency")
+    )
+    return KernelTimes(gpu, "measured", engine, Calibration(gpu.name, figures))

@@ -69,7 +69,7 @@ def test_a_pipeline_is_answered_with_the_contract_keys():
     assert set(answer["timeline"][0]) == {"stage", "kind", "microbatch", "chunk", "start", "end"}
 
 
-NEED_A_GPU = ("time", "plan")
+NEED_A_GPU = ("time", "plan", "communication")
 
 
 def test_a_step_is_timed_with_the_contract_keys():
@@ -103,6 +103,7 @@ def test_every_format_answers(command):
     given = [command, "gpt2"] if COMMANDS[command].takes_model else [command]
     given += ["--gpu", "h100-sxm-80gb"] if command in NEED_A_GPU else []
     given += ["--gpus", "1", "--global-batch", "2", "--seq", "512"] if command == "plan" else []
+    given += ["--flops", "1e21"] if command == "scaling" else []
     for form in ("table", "json", "csv", "markdown"):
         assert run([*given, "--format", form])
 
@@ -154,7 +155,6 @@ def test_a_config_is_read_from_a_file_a_folder_and_standard_input(tmp_path):
 BAD = [
     ([], 0, ""),
     (["parms"], 2, "command: 'parms'"),
-    (["plan"], 2, "'plan' is not built yet"),
     (["params", "llama-2-7x"], 2, "close names are llama-2-7b"),
     (["params", "no-such-file.json"], 2, "No such file"),
     (["params", "gpt2", "--lora-rank", "-1"], 2, "--lora-rank: '-1'"),

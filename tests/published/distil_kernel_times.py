@@ -292,7 +292,8 @@ def distil(
         "fitted": int((~held).sum()),
         "shapes": shapes.astype(int).tolist(),
     }
-    chosen = np.random.default_rng(1).choice(np.flatnonzero(held), min(SAMPLE, held.sum()), replace=False)
+    seed = zlib.crc32(f"{gpu} {engine} {points.kind} {points.dtype}".encode())
+    chosen = np.random.default_rng(seed).choice(np.flatnonzero(held), min(SAMPLE, held.sum()), replace=False)
     rows = [
         {
             "gpu": gpu,

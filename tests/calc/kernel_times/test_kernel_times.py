@@ -1,6 +1,7 @@
 """Kernel times: the tables against measurements held out of them, the roofline against arithmetic, and what is said of each source."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from calc.kernel_times.tables import DATA, index, rows
 from calc.kernel_times.work import visible_pairs
 
 PUBLISHED = Path(__file__).parent.parent.parent / "published" / "kernel_times.json"
+KEY = ("gpu", "kind", "dtype", "engine")
 H100 = gpu("h100-sxm-80gb")
 
 
@@ -34,18 +36,32 @@ def asked(row):
     return getattr(times, kind)(**given, dtype=dtype)
 
 
-def test_the_tables_give_measurements_that_were_held_out_of_them():
-    errors = {}
+def test_the_tables_give_measurements_that_were_held_out_of_them_with_the_recorded_errors():
+    """About half of the sampled measurements lie within their table's recorded median error, and about nine in ten within its 90th
+    percentile: for each kind, within three standard errors of the sample and the recording's own rounding."""
+    recorded = {tuple(row[key] for key in KEY): row for row in rows()}
+    within = {}
     for row in json.loads(PUBLISHED.read_text(encoding="utf-8"))["rows"]:
-        errors.setdefault((row["kind"], row["dtype"]), []).append(abs(asked(row) / row["seconds"] - 1))
-    for (kind, dtype), found in errors.items():
-        recorded = [
-            each["median"]
-            for each in rows()
-            if (each["kind"], each["dtype"]) == (kind, dtype) and each["held_out"] >= 5
-        ]
-        # a sample's median strays from the whole's; half as much again is more than three standard errors at these counts
-        assert np.median(found) <= 1.5 * max(recorded), (kind, dtype)
+        table, error = recorded[tuple(row[key] for key in KEY)], abs(asked(row) / row["seconds"] - 1)
+        within.setdefault(row["kind"], []).append((error <= table["median"], error <= table["p90"]))
+    assert sum(map(len, within.values())) > 1000
+    for kind, found in within.items():
+        for share, got in zip((0.5, 0.9), np.mean(found, axis=0), strict=True):
+            assert got >= share - 3 * math.sqrt(share * (1 - share) / len(found)), (kind, share, len(found))
+
+
+def test_the_recorded_errors_meet_their_limits_for_the_best_kept_kernels():
+    """At most 5 % for bf16 GEMMs, decode attention and NCCL, 8 % for other formats and for prompts, 15 % for experts."""
+    limits = {"gemm": 0.08, "context_attention": 0.08, "decode_attention": 0.05, "nccl": 0.05, "experts": 0.15}
+    seen, over = set(), []
+    for row in rows():  # the first of a kind and format is the best kept
+        key = (row["gpu"], row["kind"], row["dtype"])
+        limit = 0.05 if key[1:] == ("gemm", "bf16") else limits.get(row["kind"], 0.15)
+        if key not in seen and row["median"] > limit:
+            over.append(key)
+        seen.add(key)
+    # L40S's clocks wander under its power limit: two engines' tables of the same cuBLAS kernels differ by as much
+    assert over == [("l40s-48gb", "gemm", "bf16")]
 
 
 def test_the_data_are_small_and_say_where_they_are_from():
@@ -109,3 +125,48 @@ def test_a_gpu_without_tables_takes_its_relatives_shares_of_its_own_peaks_and_sa
 def test_a_gpu_of_ones_own_without_bandwidth_is_refused():
     with pytest.raises(InputError, match="memory bandwidth"):
         kernel_times(custom_gpu(memory_gib=80, tflops=100))
+
+
+def test_ones_own_rates_take_the_tables_place(monkeypatch):
+    from calc import calibration
+
+    figures = tuple(
+        calibration.Figure(name, value, value, "")
+        for name, value in (("compute_efficiency", 0.5), ("bandwidth_efficiency", 0.6))
+    )
+    monkeypatch.setattr(calibration, "of_records", lambda gpu: calibration.Calibration(gpu.name, figures))
+    own = kernel_times(H100, "calibrated")
+    assert own.source == "own GPU"
+    assert own.gemm(8192, 8192, 8192) == pytest.approx(2 * 8192**3 / (0.5 * 989e12), rel=2e-3)  # 3 µs stay as they are
+    assert own.memory_bound(2**30) == pytest.approx(2**30 / (0.6 * 3350e9), rel=0.01)
+    monkeypatch.setattr(calibration, "of_records", lambda gpu: calibration.Calibration(gpu.name, ()))
+    assert kernel_times(H100, "calibrated").gemm(512, 512, 512) == kernel_times(H100).gemm(512, 512, 512)
+
+
+def test_kernels_cost_more_where_there_is_more_to_do():
+    times = kernel_times(H100)
+    prompt = {"heads": 32, "kv_heads": 8, "head_dim": 128}
+    assert times.context_attention(batch=1, query=8192, **prompt) > times.context_attention(
+        batch=1, query=4096, **prompt
+    )
+    step = times.decode_attention(batch=64, context=np.array([1024, 4096, 16384]), **prompt)
+    assert (np.diff(step) > 0).all()
+    assert times.decode_attention(batch=64, context=16384, window=128, **prompt) < step[0]
+    experts = {"hidden": 2048, "intermediate": 768, "num_experts": 128, "top_k": 8}
+    assert times.experts(tokens=8192, **experts) > times.experts(tokens=8192, ep=8, **experts)
+    assert times.experts(tokens=4096, skew="power_law_1.2", ep=8, **experts) > times.experts(
+        tokens=4096, ep=8, **experts
+    )
+    assert times.linear_attention(batch=1, query=8192, k_heads=16, v_heads=32) > times.linear_attention(
+        batch=1, query=1, k_heads=16, v_heads=32
+    )
+    assert times.collective("all_reduce", 2**20, 8, kernel="custom") < times.collective("all_reduce", 2**20, 8)
+    assert times.collective("all_reduce", 2**20, 1) == 0
+
+
+def test_the_errors_are_listed_by_gpu_and_format():
+    from calc.kernel_times.__main__ import report
+
+    text = report()
+    assert all(name in text for name in (*index()["gpus"], "nvfp4", "Apache-2.0", "relation", "roofline"))
+    assert text.count("\n") > len(rows())

@@ -1,0 +1,142 @@
+"""Collectives of a step: volumes by the papers' rules, placement on nodes, times against measurements, and what is exposed."""
+
+import statistics
+
+import pytest
+
+from calc.catalogue import load
+from calc.communication import CommunicationPlan, Group, Topology, collectives_of, communication
+from calc.errors import InputError
+from calc.hardware import gpu
+from calc.kernel_times import kernel_times
+from calc.parameters import parameters
+from calc.training.pipeline_stages import stages
+
+H100 = gpu("h100-sxm-80gb")
+LLAMA = load("llama-2-7b")
+WEIGHTS = 2 * parameters(LLAMA).total  # bytes in bf16
+
+# PyTorch's all-reduce on 4 nodes of 8 B200 with 8 x 400 Gbit/s: KiB, bus bandwidth in GB/s (stas00/ml-engineering,
+# network/benchmarks/README.md)
+FOUR_NODES = [
+    *((32, 0.65), (64, 1.27), (128, 2.35), (256, 4.06), (512, 6.99), (1024, 12.47), (2048, 20.79), (4096, 31.63)),
+    *((8192, 50.61), (16384, 71.80), (32768, 142.90), (65536, 197.77), (131072, 260.50), (262144, 283.23)),
+    *((524288, 309.91), (2**20, 365.99), (2**21, 371.26), (2**22, 374.66), (2**23, 376.14), (2**24, 376.71)),
+]
+
+
+def found(spec=LLAMA, **values):
+    plan = CommunicationPlan(**values)
+    (stage,) = stages(plan, spec)
+    return collectives_of(spec, plan, stage)
+
+
+def sent(collectives):
+    return sum(each.sent_bytes for each in collectives)
+
+
+def test_data_parallelism_sends_twice_the_weights_and_zero_3_three_times():
+    """arXiv 1910.02054, section 7: 2 Psi for DDP and ZeRO-1 and 2, 3 Psi for ZeRO-3, times (n-1)/n."""
+    ranks = 64
+    for zero, times in ((0, 2), (1, 2), (2, 2)):
+        assert sent(found(dp=ranks, zero=zero)) == pytest.approx(times * WEIGHTS * (ranks - 1) / ranks, rel=2e-3)
+    third = found(dp=ranks, zero=3)
+    root = next(each.bytes for each in third if each.name == "root/weights, forward")  # stays whole until its backward
+    assert sent(third) == pytest.approx((3 * WEIGHTS - root) * (ranks - 1) / ranks, rel=2e-3)
+
+
+def test_tensor_parallelism_reduces_four_times_a_layer_and_six_with_recomputation():
+    """arXiv 1909.08053, figure 4: two all-reduces of s b h forward and two backward; full recomputation repeats the forward's."""
+    hidden = 4096 * 4096 * 2
+    for recompute, calls in (("none", 4), ("full", 6)):
+        mine = [
+            each for each in found(tp=4, sequence_parallel=False, recompute=recompute) if "tensor parallel" in each.name
+        ]
+        assert {each.bytes for each in mine} == {hidden}
+        assert sum(each.calls for each in mine) == calls * 32
+    divided = [each for each in found(tp=4) if "tensor parallel" in each.name]
+    whole = [each for each in found(tp=4, sequence_parallel=False) if "tensor parallel" in each.name]
+    assert sent(divided) == sent(whole)  # arXiv 2205.05198, section 4.2.2: no more bytes than without
+
+
+def test_experts_exchange_their_tokens_twice_each_way():
+    spec = load("qwen3-30b-a3b")
+    mine = [each for each in found(spec, dp=8, ep=8) if each.kind == "all_to_all"]
+    assert {each.bytes for each in mine} == {4096 * 2048 * 8 * 2}
+    assert sum(each.calls for each in mine) == 4 * 48
+    assert sent(mine) == sum(each.total_bytes for each in mine) * 7 // 8
+
+
+def test_a_ring_of_context_passes_keys_and_values_to_each_other_rank():
+    mine = [each for each in found(cp=4, context_exchange="ring") if each.kind == "send"]
+    kv = 1024 * 32 * 256 * 2
+    assert {each.bytes for each in mine} == {kv}
+    assert [each.calls for each in mine] == [32 * 3, 32 * 6]
+
+
+def test_groups_fill_a_node_from_the_innermost():
+    topology = Topology(kernel_times(H100), 8, 50e9)
+    assert topology.inside(Group("tp", 8, 1)) == 8
+    assert topology.inside(Group("dp", 16, 8)) == 1  # one card carries the ring of each rank
+    assert topology.inside(Group("dp", 16, 2)) == 4
+    assert topology.inside(Group("dp", 4, 1)) == 4
+
+
+def test_one_ring_owns_one_card_and_eight_share_the_load():
+    topology = Topology(kernel_times(H100), 8, 50e9)
+    size = 2**32
+    alone = topology.seconds("all_reduce", size, Group("dp", 4, 8))
+    together = topology.seconds("all_reduce", size, Group("dp", 32, 1))
+    assert alone == pytest.approx(2 * 3 / 4 * size / (50e9 * 0.94), rel=0.01)
+    assert together == pytest.approx(2 * 31 / 32 * size / 8 / (50e9 * 0.94), rel=0.2)
+    assert together < alone / 5
+
+
+def test_all_reduces_between_nodes_are_near_the_measured_ones():
+    """Median of all sizes within 15 %; the sizes from 512 KiB to 32 MiB are up to 60 % slower than the model says."""
+    topology = Topology(kernel_times(gpu("b200-180gb")), 8, 50e9)
+    errors = {}
+    for kib, bandwidth in FOUR_NODES:
+        size = kib * 1024
+        measured = 2 * 31 / 32 * size / (bandwidth * 1e9)
+        errors[kib] = topology.seconds("all_reduce", size, Group("dp", 32, 1)) / measured - 1
+    assert statistics.median(map(abs, errors.values())) <= 0.15
+    assert max(map(abs, errors.values())) <= 0.6
+    assert all(abs(errors[kib]) <= 0.05 for kib, _ in FOUR_NODES if kib >= 2**20)
+
+
+def test_seconds_sum_and_exposed_is_never_more():
+    answer = communication(LLAMA, CommunicationPlan(dp=16, tp=8, zero=3, global_batch=64), H100)
+    data = answer.as_json()
+    assert answer.breakdown.total == pytest.approx(data["seconds"])
+    assert sum(each["seconds"] for each in data["collectives"]) == pytest.approx(data["seconds"])
+    assert sum(each["exposed_seconds"] for each in data["collectives"]) == pytest.approx(data["exposed_seconds"])
+    for each in data["collectives"]:
+        assert 0 <= each["exposed_seconds"] <= each["seconds"] * (1 + 1e-9)
+        assert isinstance(each["bytes"], int)
+        assert each["overlaps"] != "nothing" or each["exposed_seconds"] == pytest.approx(each["seconds"])
+    assert any("assumed between nodes" in note for note in data["notes"])
+
+
+def test_a_faster_network_hides_more():
+    slow, fast = (
+        communication(LLAMA, CommunicationPlan(dp=64, zero=3, global_batch=64, inter_GBps=speed), H100)
+        for speed in (5, 500)
+    )
+    assert fast.seconds < slow.seconds
+    assert fast.exposed_seconds < slow.exposed_seconds
+
+
+def test_one_gpu_communicates_nothing():
+    answer = communication(LLAMA, CommunicationPlan(), H100)
+    assert answer.as_json()["collectives"] == []
+    assert answer.seconds == answer.exposed_seconds == 0
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [(None, "--gpu"), (gpu("h100-sxm-96gb"), "no source")],
+)
+def test_missing_facts_are_named(device, message):
+    with pytest.raises(InputError, match=message):
+        communication(LLAMA, CommunicationPlan(dp=2), device)
