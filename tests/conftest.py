@@ -29,6 +29,16 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"recorded: {settings['recorded']}, seed: {settings['seed']}"
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Workers: the browser's tests stay together by file (they share its server), and a device is one worker's alone."""
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.xdist_group("gpu"))
+        elif item.get_closest_marker("browser"):
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """In the fast tier a file that is marked torch as a whole is not even imported."""
     if config.getoption("fast") and collection_path.suffix == ".py":

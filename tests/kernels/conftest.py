@@ -1,6 +1,7 @@
 """Kernels run in Triton's interpreter on the CPU, and on a GPU where there is one (TRITON_INTERPRET=1 keeps to the CPU)."""
 
 import os
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,17 +12,19 @@ if not any(Path(node).exists() for node in _GPU_NODES):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request):
-    """Where the kernel runs: `cpu` in the interpreter, `cuda` on the GPU; skipped where this process cannot."""
+def pytest_generate_tests(metafunc):
+    """`device`: where a kernel runs in this process. `cpu` when kernels are interpreted, `cuda` when they are compiled for a GPU."""
+    if "device" in metafunc.fixturenames:
+        metafunc.parametrize("device", _devices())
+
+
+@cache
+def _devices():
     torch = pytest.importorskip("torch")
     triton = pytest.importorskip("triton")
-    interpreted = bool(triton.knobs.runtime.interpret)
-    if request.param == "cpu" and not interpreted:
-        pytest.skip("kernels are compiled for the GPU in this process; set TRITON_INTERPRET=1 to interpret them")
-    if request.param == "cuda" and (interpreted or not torch.cuda.is_available()):
-        pytest.skip("no GPU, or kernels are interpreted in this process")
-    return request.param
+    if triton.knobs.runtime.interpret:
+        return ["cpu"]
+    return [pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else []
 
 
 _GUARD = 256  # elements on either side: keeps the 16-byte alignment that kernels are compiled for

@@ -54,14 +54,15 @@ class Ran:
         return row
 
 
-TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def pytest_generate_tests(metafunc):
+    """`ran`: on two gloo processes, with --ranks 4 (`make test-all`) on four too, and on two GPUs where there are."""
+    if "ran" in metafunc.fixturenames:
+        runs = [(ranks, "cpu") for ranks in sorted({2, metafunc.config.getoption("ranks")})]
+        runs += [pytest.param((2, "cuda"), marks=pytest.mark.gpu)] if torch.cuda.device_count() > 1 else []
+        metafunc.parametrize("ran", runs, indirect=True, scope="module", ids=lambda run: f"{run[0]} {run[1]} ranks")
 
 
-@pytest.fixture(
-    scope="module",
-    params=[(2, "cpu"), (4, "cpu"), pytest.param((2, "cuda"), marks=[pytest.mark.gpu, TWO_GPUS])],
-    ids=lambda param: f"{param[0]} {param[1]} ranks",
-)
+@pytest.fixture(scope="module")
 def ran(request):
     return Ran(*request.param)
 

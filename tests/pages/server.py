@@ -86,6 +86,27 @@ def settled(page: Page) -> None:
     page.wait_for_function(_SETTLED, timeout=PATIENCE)
 
 
+_WATCH = """() => {
+    const app = document.querySelector('[data-testid="stApp"]');
+    window.redrawBegan = false;
+    const observer = new MutationObserver(() => {
+        if (app.dataset.testScriptState === "notRunning") return;
+        window.redrawBegan = true;
+        observer.disconnect();
+    });
+    observer.observe(app, { attributes: true, attributeFilter: ["data-test-script-state"] });
+}"""
+
+
+@contextlib.contextmanager
+def redrawn(page: Page) -> Iterator[None]:
+    """Around what makes the app draw anew: wait until it has begun to, then until it rests."""
+    page.evaluate(_WATCH)
+    yield
+    page.wait_for_function("() => window.redrawBegan", timeout=PATIENCE)
+    settled(page)
+
+
 def open_page(page: Page, url: str) -> None:
     """Open a page and wait until the app has drawn it."""
     page.set_default_timeout(PATIENCE)

@@ -12,13 +12,14 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from calc.catalogue import load, load_config
+from calc.command_line.tables import answer_json
 from calc.compute import ComputePlan, compute
 from calc.hardware import gpu
 from calc.pipeline import PipelinePlan, simulate
 from calc.serving import ServingPlan
 from calc.serving import serve as serve_model
 from calc.training import TrainingPlan, train
-from tests.pages.server import PATIENCE, ROOT, Server, open_page, serve, settled, unfold
+from tests.pages.server import PATIENCE, ROOT, Server, open_page, redrawn, serve, settled, unfold
 
 pytestmark = pytest.mark.browser
 
@@ -48,9 +49,8 @@ def figure(page: Page, label: str, at: int = 0) -> str:
 def set_number(page: Page, label: str, value: object, at: int = 0) -> None:
     field = number(page, label, at)
     field.fill(str(value))
-    field.press("Enter")
-    page.wait_for_timeout(300)
-    settled(page)
+    with redrawn(page):
+        field.press("Enter")
 
 
 def bars(page: Page) -> list[str | None]:
@@ -110,7 +110,7 @@ def test_downloads_hold_the_bytes_of_the_function(scenario: str, page: Page, ser
     open_page(page, f"{server.url}/{scenario}")
     answer = ANSWERS[scenario]()
     assert download(page, "CSV") == answer.breakdown.csv().encode()
-    assert json.loads(download(page, "JSON")) == json.loads(json.dumps(answer.as_json()))
+    assert json.loads(download(page, "JSON")) == json.loads(answer_json(answer))
 
 
 def test_the_command_on_the_page_prints_the_bytes_that_the_page_downloads(page: Page, server: Server):
@@ -126,9 +126,8 @@ def test_the_command_on_the_page_prints_the_bytes_that_the_page_downloads(page: 
 def paste(page: Page, text: str) -> None:
     area = page.get_by_role("textbox", name="config.json, pasted")
     area.fill(text)
-    area.press("Control+Enter")
-    page.wait_for_timeout(300)
-    settled(page)
+    with redrawn(page):
+        area.press("Control+Enter")
 
 
 def test_a_pasted_config_is_counted_and_the_link_asks_for_it(page: Page, server: Server, browser: Browser):
@@ -177,9 +176,8 @@ def test_an_uploaded_config_is_counted_and_a_large_file_is_refused(page: Page, s
     expect(page.get_by_test_id("stFileUploader")).to_contain_text(re.compile(r"must be 2\.0 ?MB or smaller"))
     page.reload()
     settled(page)
-    chooser.set_input_files(small)
-    page.wait_for_timeout(500)
-    settled(page)
+    with redrawn(page):
+        chooser.set_input_files(small)
     assert figure(page, "Parameters") == "7.62 B"
 
 
@@ -190,11 +188,10 @@ def test_a_link_restores_every_widget_in_another_browser(page: Page, server: Ser
     set_number(page, "Data parallel (dp)", 16)
     unfold(page.get_by_test_id("stSidebar").get_by_text("Activations", exact=True))
     page.get_by_role("combobox", name="Recompute").click()
-    page.get_by_role("option", name="full").click()
-    page.wait_for_timeout(300)
-    page.get_by_text("Compare with a second scenario").click()
-    page.wait_for_timeout(500)
-    settled(page)
+    with redrawn(page):
+        page.get_by_role("option", name="full").click()
+    with redrawn(page):
+        page.get_by_text("Compare with a second scenario").click()
     set_number(page, "Sequence (tokens)", 2048, at=1)
     unfold(page.get_by_text("This scenario as a link"))
     link = page.get_by_test_id("stCode").last.inner_text()
@@ -291,7 +288,8 @@ def test_two_scenarios_stand_side_by_side_and_on_a_phone_one_above_the_other(pag
     assert first[0] < second[0]
     assert abs(first[1] - second[1]) < 100
     page.set_viewport_size({"width": 390, "height": 844})
-    page.wait_for_timeout(500)
+    fields = [number(page, "Context (tokens)", at).element_handle() for at in (0, 1)]
+    page.wait_for_function("([a, b]) => a.getBoundingClientRect().x === b.getBoundingClientRect().x", arg=fields)
     first, second = _corners(page)
     assert first[0] == second[0]
     assert first[1] < second[1]
@@ -319,7 +317,7 @@ def test_every_page_asks_nothing_of_other_hosts_and_memory_stays_small(browser: 
     page.on("request", lambda request: asked.append(request.url))
     for name in TITLES:
         open_page(page, f"{server.url}/{name}")
-        page.wait_for_timeout(300)
+        page.wait_for_load_state("networkidle")
         healthy(page)
     assert [
         url for url in asked if not url.startswith((server.url, server.url.replace("http", "ws"), "data:", "blob:"))

@@ -8,7 +8,7 @@ from playwright.sync_api import Page, expect
 
 from calc.catalogue import load_config
 from tests.calc.sources.hub_server import COMMIT, FakeHub, serving
-from tests.pages.server import Server, open_page, serve, settled, unfold
+from tests.pages.server import Server, open_page, redrawn, serve, unfold
 
 pytestmark = pytest.mark.browser
 
@@ -35,9 +35,8 @@ def own_server(hub: FakeHub) -> Iterator[Server]:
 def give(page: Page, text: str) -> None:
     box = page.get_by_role("textbox", name="Hugging Face id")
     box.fill(text)
-    box.press("Enter")
-    page.wait_for_timeout(300)
-    settled(page)
+    with redrawn(page):
+        box.press("Enter")
 
 
 def test_an_id_of_the_hub_is_fetched_once_and_its_link_restores_it(page: Page, own_server: Server, hub: FakeHub):
