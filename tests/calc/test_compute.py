@@ -16,6 +16,7 @@ from calc.hardware import custom_gpu, gpu
 from calc.model.config import from_config
 from calc.parameters import parameters
 from tests.latex import assert_formulas_hold
+from tests.offenders import each
 
 A100 = gpu("a100-sxm-80gb")
 
@@ -35,7 +36,7 @@ def test_one_sequence_costs_what_the_three_conventions_say(model, seq, causal, f
     assert round(answer.causal.six_nd_flops / 1e12, 2) == six_nd
 
 
-@pytest.mark.parametrize("name", catalogue())
+@each(catalogue())
 def test_active_parameters_are_those_of_params_or_a_note_says_why_not(name):
     spec = load(name)
     answer = compute(spec, ComputePlan(seq=64))
@@ -139,7 +140,7 @@ def test_a_window_counts_the_band_it_leaves():
     assert compute(windowed, short).causal.training_flops == compute(spec, short).causal.training_flops
 
 
-@pytest.mark.parametrize("model", catalogue())
+@each(catalogue())
 def test_leaves_sum_to_training_flops_and_formulas_hold(model):
     answer = compute(load(model), ComputePlan(seq=1000, tokens=12_345))
     for figures in (answer.causal, answer.full):

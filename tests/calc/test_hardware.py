@@ -8,13 +8,14 @@ import pytest
 from calc.errors import InputError
 from calc.hardware import DATA, PEAK_KINDS, chosen_gpu, custom_gpu, find_gpus, gpu, gpus
 from calc.units import GB, GiB, MiB
+from tests.offenders import each
 
 CONTRACT = [
     *("h100-sxm-80gb", "a100-sxm-80gb", "a100-pcie-40gb", "h200-141gb", "b200-180gb", "rtx-4090-24gb", "rtx-3090-24gb"),
     *("a10-24gb", "l4-24gb", "l40s-48gb", "mi300x-192gb", "v100-sxm-32gb", "t4-16gb"),
 ]
 ALL = list(gpus().values())
-each_gpu = pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
+each_gpu = each(ALL, lambda one: one.name)
 
 # NVIDIA's and AMD's own data sheets, dense: (bf16 or fp16, TFLOP/s; memory GB/s)
 DATA_SHEETS = {
@@ -84,7 +85,7 @@ def test_capability_and_matrix_precisions_agree(one):
         assert by_capability == set(one.matrix_precisions)
 
 
-@pytest.mark.parametrize("one", [one for one in ALL if one.vendor == "NVIDIA"], ids=lambda one: one.name)
+@each([one for one in ALL if one.vendor == "NVIDIA"], lambda one: one.name)
 def test_dense_peaks_halve_with_each_doubling_of_width_as_tensor_cores_do(one):
     """A figure with sparsity, or one in the wrong column, would break the ratio."""
     for narrow, wide in (("fp8", "bf16"), ("int8", "bf16"), ("bf16", "tf32")):

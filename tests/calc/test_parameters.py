@@ -9,6 +9,7 @@ from calc.errors import InputError
 from calc.parameters import ParametersPlan, parameters
 from calc.stored import hub_total
 from tests.latex import assert_formulas_hold
+from tests.offenders import each
 
 # model, total, active for a token with the embedding (None: dense, all of it): the models' own cards and papers
 GOLDEN = [
@@ -32,7 +33,7 @@ def test_totals_and_active_parameters_are_the_published_ones(model, total, activ
     assert answer.active == (active or total)
 
 
-@pytest.mark.parametrize("model", catalogue())
+@each(catalogue())
 def test_leaves_sum_to_the_total_and_their_formulas_hold(model):
     answer = parameters(load(model))
     assert sum(part["value"] for part in answer.as_json()["components"]) == answer.total
@@ -79,7 +80,7 @@ def test_an_unknown_target_names_the_real_ones(targets, message):
         parameters(load("llama-2-7b"), ParametersPlan(lora_rank=8, lora_targets=targets))
 
 
-@pytest.mark.parametrize("model", catalogue())
+@each(catalogue())
 def test_what_a_token_uses_has_the_same_paths_and_no_more_in_any(model):
     answer = parameters(load(model))
     pairs = list(zip(answer.breakdown.rows(), answer.active_breakdown.rows(), strict=True))
@@ -105,7 +106,7 @@ def test_the_hubs_total_differs_by_the_layers_that_the_class_does_not_build_and_
     assert hub_total(parameters(load("llama-2-7b"))) is None
 
 
-@pytest.mark.parametrize("model", catalogue())
+@each(catalogue())
 def test_the_reasons_why_the_hub_states_another_total_add_up(model):
     found = hub_total(parameters(load(model)))
     if found:

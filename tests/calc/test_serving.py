@@ -15,6 +15,7 @@ from calc.model.config import from_config
 from calc.serving import ServingPlan, serve
 from calc.units import GB, GiB
 from tests.latex import assert_formulas_hold
+from tests.offenders import each
 
 H100 = gpu("h100-sxm-80gb")
 
@@ -154,7 +155,7 @@ def test_a_batch_reads_the_experts_that_it_covers():
     assert many - one == pytest.approx(6 * expert, rel=1e-6)  # all eight instead of two
 
 
-@pytest.mark.parametrize("name", catalogue())
+@each(catalogue())
 def test_leaves_sum_and_formulas_hold_for_every_load(name):
     spec = load(name)
     heads = [kind.mixer.num_attention_heads for kind in spec.layers.kinds if hasattr(kind.mixer, "num_attention_heads")]

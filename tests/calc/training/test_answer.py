@@ -14,6 +14,7 @@ from calc.training.states.tensors import has_peft_targets, linear_modules
 from calc.units import GiB, MiB
 from tests.calc.training.models import model
 from tests.latex import assert_formulas_hold
+from tests.offenders import each
 
 PLANS = (
     {},
@@ -33,7 +34,7 @@ KEYS = (
 ).split()
 
 
-@pytest.mark.parametrize("name", catalogue())
+@each(catalogue())
 def test_every_model_of_the_catalogue_is_answered_and_its_leaves_sum_to_the_peak(name):
     spec = model(name)
     seq = min(256, spec.max_position_embeddings or 256)
