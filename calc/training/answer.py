@@ -85,7 +85,9 @@ class TrainingAnswer:
         """What a device of that stage reserves and shows."""
         experts = any(isinstance(kind.feed_forward, MoE) for kind in self.spec.layers.kinds)
         peak, scores = memory.peak[1].bytes, program_of(self.plan).workspace(self.plan, self.spec)
-        return device_totals(self.plan, self.gpu, peak, idle=memory.idle_pools, experts=experts, scores=scores)
+        return device_totals(
+            self.plan, self.gpu, peak, idle=memory.idle_pools, experts=experts, scores=scores, replayed=memory.replayed
+        )
 
     @property
     def overhead(self) -> Overhead:

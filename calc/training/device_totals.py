@@ -61,9 +61,15 @@ class DeviceTotals:
 
 
 def device_totals(
-    plan: TrainingPlan, gpu: Gpu | None, peak: int, *, idle: int = 0, experts: bool = False, scores: int = 0
+    plan: TrainingPlan,
+    gpu: Gpu | None,
+    peak: int,
+    *,
+    idle: int = 0,
+    experts: bool = False,
+    scores: int = 0,
+    replayed: int | None = None,
 ) -> DeviceTotals:
-    """The totals of a device whose tensors come to `peak` bytes. `idle`: bytes of other streams' pools; `experts`: the model has
-    some; `scores`: the buffer of unfused attention."""
-    lines = overhead(plan, gpu, peak, idle, experts, scores)
+    """The totals of a device whose tensors come to `peak` bytes; the rest as `overhead` has it."""
+    lines = overhead(plan, gpu, peak, idle=idle, experts=experts, scores=scores, replayed=replayed)
     return DeviceTotals(peak, lines, most(plan, lines, peak), gpu.memory_bytes if gpu else None)

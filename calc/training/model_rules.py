@@ -48,8 +48,20 @@ def check(plan: TrainingPlan, spec: ModelSpec) -> None:
             f"its rollout is modelled for keys and values of the whole sequence, which {spec.name} does not keep",
         )
     experts = any(isinstance(kind.feed_forward, MoE) for kind in spec.layers.kinds)
-    if plan.lora:
+    if plan.implementation == "litgpt" and not all(
+        isinstance(kind.mixer, Attention) and isinstance(kind.feed_forward, MLP) for kind in spec.layers.kinds
+    ):
+        raise InputError.of(
+            "implementation", "litgpt", f"it is modelled for dense attention, which {spec.name} does not have alone"
+        )
+    if plan.lora and not plan.lora.litgpt:
         _check_targets(plan.lora, spec)
+    if plan.modules_to_save and spec.tied:
+        raise InputError.of(
+            "modules_to_save",
+            ",".join(plan.modules_to_save),
+            f"it is modelled for an embedding and a head apart, and {spec.name} ties them",
+        )
     if plan.ep > 1 and not experts:
         raise InputError.of("ep", plan.ep, f"{spec.name} has no experts, so it must be 1")
     if plan.method == "qlora" and any(

@@ -11,6 +11,7 @@ from calc.training.autograd.adapters import VARIANTS
 from calc.training.overhead import SOURCES
 from calc.training.plan import TrainingPlan
 from calc.training.programs import program_of
+from calc.training.states.base_formats import BASE_FORMATS
 from calc.training.states.nf4_loading import NOTES as QUANTISED
 from calc.training.states.offload import NOTES as OFFLOAD
 from calc.training.states.recipes import OPTIMIZERS, RECIPES
@@ -18,7 +19,13 @@ from calc.training.states.sharding import StateKey
 from calc.training.states.tensors import idle_towers
 
 # The number format that a recipe's matmuls must have; the others run in fp16 or fp32 just as well.
-_FORMATS = {"pure-bf16": "bf16", "megatron-bf16": "bf16", "fsdp-bf16": "bf16", "fp8": "fp8"}
+_FORMATS = {
+    "pure-bf16": "bf16",
+    "megatron-bf16": "bf16",
+    "megatron-precision-aware": "bf16",
+    "fsdp-bf16": "bf16",
+    "fp8": "fp8",
+}
 
 
 def assumptions(plan: TrainingPlan, spec: ModelSpec, gpu: Gpu | None) -> tuple[str, ...]:
@@ -37,7 +44,8 @@ def _assumptions(plan: TrainingPlan, spec: ModelSpec) -> list[str]:
     told = [f"{labels}, no attention mask is given, gradients are set to None, and the optimizer has its state"]
     told += [note for note in (RECIPES[plan.recipe].note, OPTIMIZERS[plan.optimizer].note) if note]
     told += OFFLOAD[plan.offload]
-    told += QUANTISED if plan.method == "qlora" else ()
+    if plan.method == "qlora":
+        told += (f"qlora: the linear layers of the stack are {BASE_FORMATS[plan.quantization].note}", *QUANTISED)
     told += VARIANTS if plan.lora else ()
     told += spec.beyond_positions("seq", plan.seq)
     idle = idle_towers(spec)

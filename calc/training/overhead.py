@@ -29,8 +29,9 @@ SOURCES = {
     "8,519,680 bytes (PyTorch, CublasHandlePool.cpp); implementation fused adds Transformer Engine's of 32 or 4 MiB, with experts "
     "four more (transformer_engine/pytorch/cpp_extensions/gemm.py); implementation paper adds the buffer into which Megatron's unfused "
     "attention writes its scores (megatron/core/transformer/dot_product_attention.py)",
-    "fragmentation": "allocator: 5 % of the peak assumed reserved but not allocated (SimuMax on Megatron: 2.8 to 9.3), and under "
-    "FSDP2 what the streams of its gathers and reduce-scatters hold idle at the peak; measure yours as reserved minus allocated",
+    "fragmentation": "allocator: what a model of PyTorch's reserves beyond the peak when two steps' allocations are played through it "
+    "(CUDACachingAllocator.cpp), a pool a stream; 5 % of the peak for Megatron's programs, pipelines and preference objectives (SimuMax "
+    "on Megatron: 2.8 to 9.3); measure yours as reserved minus allocated",
 }
 
 
@@ -44,26 +45,35 @@ class Overhead(NamedTuple):
 
 
 def overhead(
-    plan: TrainingPlan, gpu: Gpu | None, peak: int, idle: int = 0, experts: bool = False, scores: int = 0
+    plan: TrainingPlan,
+    gpu: Gpu | None,
+    peak: int,
+    *,
+    idle: int = 0,
+    experts: bool = False,
+    scores: int = 0,
+    replayed: int | None = None,
 ) -> Overhead:
     """The four lines, each the user's own number where one is given. `idle`: bytes of other streams' pools; `experts`: the model
-    has some; `scores`: the buffer of unfused attention."""
+    has some; `scores`: the buffer of unfused attention; `replayed`: what the model of the allocator reserves beyond the peak, in
+    the place of an assumed share."""
     groups = [degree for degree in (plan.dp * plan.cp, plan.cp, plan.tp, plan.pp, plan.ep) if degree > 1]
     nccl = sum(NCCL_PAIR if degree == 2 else NCCL_GROUP for degree in groups)
     percent = plan.fragmentation_percent
+    beyond = int(peak * FRAGMENTATION / 100) + idle if replayed is None else replayed
     return Overhead(
         _given(plan.context_mib, CONTEXT),
         _given(plan.nccl_mib, nccl),
         _given(plan.workspace_mib, _workspace(plan, gpu, experts) + scores),
-        int(peak * percent / 100) if percent is not None else int(peak * FRAGMENTATION / 100) + idle,
+        beyond if percent is None else int(peak * percent / 100),
     )
 
 
 def most(plan: TrainingPlan, lines: Overhead, peak: int) -> Overhead:
     """The same lines with the highest context and fragmentation that were reported; the user's own numbers as they are."""
     context = lines.context if plan.context_mib is not None else CONTEXT_MOST
-    more = int(peak * FRAGMENTATION_MOST / 100) - int(peak * FRAGMENTATION / 100)
-    fragmentation = lines.fragmentation + (more if plan.fragmentation_percent is None else 0)
+    highest = max(lines.fragmentation, int(peak * FRAGMENTATION_MOST / 100))
+    fragmentation = highest if plan.fragmentation_percent is None else lines.fragmentation
     return lines._replace(context=context, fragmentation=fragmentation)
 
 

@@ -8,6 +8,7 @@ from typing import Final
 from calc.breakdown import Component, Formula
 from calc.pipeline import weight_versions
 from calc.training.autograd.segments import Segment
+from calc.training.deepspeed.engine import URL as ENGINE_URL
 from calc.training.stage_memory import StageMemory
 from calc.training.stage_shape import END, Moment
 from calc.training.states.recipes import OPTIMIZERS
@@ -19,6 +20,7 @@ _BUCKETS = (
     "PyTorch 2.13, DistributedDataParallel (gradient_as_bucket_view=False): g, the bytes of all gradients",
     "https://docs.pytorch.org/docs/2.13/generated/torch.nn.parallel.DistributedDataParallel.html",
 )
+_PARTITION = ("DeepSpeed 0.12.6, stage_1_and_2.py, grads_in_partition: of the micro-batch that runs", ENGINE_URL)
 IN_FLIGHT = "k: kept by one micro-batch, c: chunks in flight, v: chunks of this rank (PyTorch and Megatron-LM pipeline schedules)"
 PIPELINE_URL = "https://arxiv.org/abs/2104.04473"
 
@@ -71,6 +73,11 @@ def _later_gradients(memory: StageMemory, phase: str, moment: Moment) -> Iterabl
     return state_components(tuple(counts.values()), memory.key, ("gradients",))
 
 
+def _partition(memory: StageMemory, phase: str, moment: Moment) -> Iterable[Component]:
+    size = memory.shape.partition
+    yield _plain("gradient_partition", size, "<x>", {"x": size}, *_PARTITION)
+
+
 def _constants(memory: StageMemory, phase: str, moment: Moment) -> Iterable[Component]:
     return (constant.leaf for constant in memory.shape.constants_alive(phase, moment.segment))
 
@@ -86,7 +93,7 @@ def _segments(memory: StageMemory, phase: str, moment: Moment) -> Iterable[Compo
     for segment in memory.segments[: max(moment.segment, 0)]:
         counts[id(segment)] = (segment, counts.get(id(segment), (segment, 0))[1] + 1)
     for segment, count in counts.values():
-        kept = segment.kept(phase == "forward")
+        kept = segment.kept(phase == "forward") if memory.shape.kept_of(segment) else ()
         if kept:
             yield from placed(segment.path, kept, count) if segment.path != END else kept
 
@@ -134,6 +141,7 @@ _AFTER_STATES: Final[dict[str, Leaves]] = {
     "older_weights": _older,
     "ddp_buckets": _buckets,
     "later_gradients": _later_gradients,
+    "gradient_partition": _partition,
 }
 _KEPT: Final[dict[str, Leaves]] = {
     "constants": _constants,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 from pydantic import model_validator
 
@@ -21,6 +21,21 @@ class TrainingPlan(PlanFields):
     `dp` counts all data-parallel ranks; `dp_replicate` of them hold equal shards (HSDP), so that ZeRO shards over
     dp · cp / dp_replicate. `ep` lies inside dp · cp. A device sees `seq / cp` tokens of each sequence.
     """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _engine(cls, values: Any) -> Any:
+        """16-bit weights with fp32 shards under ZeRO are DeepSpeed's program, unless another is named."""
+        if not isinstance(values, dict) or "implementation" in values or values.get("recipe") != "mixed-16":
+            return values
+        ranked = any(str(values.get(name, 1)) != "1" for name in ("tp", "pp", "cp", "ep", "dp_replicate"))
+        plain = values.get("optimizer", "adamw") in ("adamw", "lion") and values.get("objective", "pretrain") in (
+            "pretrain",
+            "sft",
+        )
+        plain = plain and values.get("method", "full") != "dora" and values.get("loss") in (None, "full", "chunked")
+        sharded = str(values.get("zero", 0)) in ("1", "2", "3")
+        return values | {"implementation": "deepspeed"} if sharded and plain and not ranked else values
 
     @model_validator(mode="after")
     def _rules(self) -> Self:

@@ -7,9 +7,13 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from calc.training.states.base_formats import BaseFormat
 from calc.training.states.tensors import Lora
 
-Recipe = Literal["pure-bf16", "amp", "fp32", "mixed-16", "megatron-bf16", "megatron-fp16", "fsdp-bf16", "fp8"]
+Recipe = Literal[
+    "pure-bf16", "amp", "bf16-autocast", "fp32", "mixed-16", "megatron-bf16", "megatron-fp16", "megatron-precision-aware",
+    "fsdp-bf16", "fp8",
+]  # fmt: skip
 Optimizer = Literal["adamw", "sgd", "momentum", "adafactor", "lion", "muon", "adamw-8bit", "paged-adamw"]
 Loss = Literal["full", "chunked", "fused"]
 Schedule = Literal[
@@ -44,6 +48,10 @@ class PlanFields(BaseModel):
     dp_replicate: int = Field(1, ge=1, le=2**20, description="data-parallel ranks that hold equal shards (HSDP)")
     zero: int = Field(0, ge=0, le=3, description="ZeRO: 1 shards the optimizer, 2 gradients too, 3 (FSDP) weights too")
     reshard_after_forward: bool = Field(True, description="free gathered weights after the forward (ZeRO-3)")
+    root_group: bool = Field(
+        False,
+        description="torchtitan: embedding, final norm and head are gathered as one group, as before July 2025 (pull request 1094)",
+    )
     sequence_parallel: bool | None = Field(
         None, description="divide the sequence between TP blocks; left out: on with tp > 1"
     )
@@ -59,16 +67,22 @@ class PlanFields(BaseModel):
     )
     attention: Literal["sdpa", "flash", "eager"] = Field("sdpa", description="the attention program")
     dropout: Literal["config", "off"] = Field("config", description="the config's dropout, or none")
-    implementation: Literal["hf", "liger", "torchtitan", "fused", "paper"] = Field(
+    implementation: Literal["hf", "liger", "deepspeed", "litgpt", "torchtitan", "fused", "paper"] = Field(
         "hf",
-        description="whose program: transformers, alone or with Liger-Kernel's operators, torchtitan, Megatron with "
-        "Transformer Engine, or arXiv 2205.05198",
+        description="whose program: transformers, alone, with Liger-Kernel's operators or in DeepSpeed's engine, litgpt, torchtitan, "
+        "Megatron with Transformer Engine, or arXiv 2205.05198",
     )
     loss: Loss | None = Field(
         None,
         description="cross-entropy: full logits, chunked, or fused with the head (Liger-Kernel's; of implementation fused: "
         "Transformer Engine's, in place on 16-bit logits); left out: full, fused with liger, chunked for dpo and grpo",
     )
+    loss_format: Literal["fp32", "upcast", "model"] = Field(
+        "fp32",
+        description="the logits of the loss: cast to fp32 inside it; cast by the model and shifted as a copy (transformers up to "
+        "4.44); or in the model's own format (remote code of 2023)",
+    )
+    keep_logits: bool = Field(False, description="the caller holds the model's logits to the end of the step")
     schedule: Schedule = Field("1f1b", description="pipeline schedule")
     virtual_stages: int = Field(1, ge=1, le=256, description="chunks of the model on a pipeline stage")
     method: Literal["full", "lora", "dora", "qlora"] = Field("full", description="full training or adapters")
@@ -76,6 +90,19 @@ class PlanFields(BaseModel):
     lora_targets: Names = Field(
         (),
         description="modules with adapters, with commas, or all-linear; left out: q_proj,v_proj, all-linear for qlora",
+    )
+    lora_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the adapters' inputs")
+    adapter_format: Literal["fp32", "bf16"] = Field(
+        "fp32", description="numbers of the adapters: fp32 as peft makes them since 0.12, or the model's 16 bits"
+    )
+    modules_to_save: Names = Field(
+        (), description="modules that train whole beside the adapters, as copies: embed_tokens, lm_head (peft)"
+    )
+    quantization: BaseFormat = Field(
+        "nf4", description="format of the frozen weights under qlora; nf4-single and fp4 without double quantisation"
+    )
+    bitsandbytes: Literal["0.42", "0.50"] = Field(
+        "0.50", description="bitsandbytes' version: up to 0.42 its 4-bit product keeps its input"
     )
     objective: Literal["pretrain", "sft", "dpo", "ppo", "grpo"] = Field(
         "pretrain",
@@ -93,9 +120,39 @@ class PlanFields(BaseModel):
     offload: Literal["none", "optimizer", "parameters"] = Field(
         "none", description="what lives in host memory: optimizer (with gradients), or parameters too"
     )
+    offload_activations: bool = Field(
+        False, description="recomputed layers keep their inputs in host memory until backward (Unsloth, torchtune)"
+    )
+    optimizer_in_backward: bool = Field(
+        False, description="each weight is updated as soon as its gradient is there, which is freed then (torchtune)"
+    )
     nvme: bool = Field(False, description="keep what is offloaded on NVMe")
     nvme_GBps: float | None = Field(
         None, gt=0, le=1e6, description="NVMe bandwidth of one GPU in GB/s; left out: 1.6 (ZeRO-Infinity)"
+    )
+    reduce_bucket_size: int | None = Field(
+        None, ge=0, le=2**40, description="DeepSpeed: elements of a bucket of gradients; left out: 500,000,000"
+    )
+    contiguous_gradients: bool | None = Field(
+        None, description="DeepSpeed: gradients are copied into buckets; left out: on"
+    )
+    overlap_comm: bool | None = Field(
+        None, description="DeepSpeed: reduce gradients while backward runs, from two buckets; left out: on for zero 3"
+    )
+    sub_group_size: int | None = Field(
+        None, ge=1, le=2**40, description="DeepSpeed, zero 3: elements updated at once; left out: 1,000,000,000"
+    )
+    stage3_prefetch_bucket_size: int | None = Field(
+        None, ge=0, le=2**40, description="DeepSpeed: elements gathered ahead; left out: 50,000,000"
+    )
+    stage3_max_live_parameters: int | None = Field(
+        None, ge=0, le=2**40, description="DeepSpeed: elements whole at a time; left out: 1,000,000,000"
+    )
+    stage3_max_reuse_distance: int | None = Field(
+        None, ge=0, le=2**40, description="DeepSpeed: weights used again within so many stay; left out: 1,000,000,000"
+    )
+    stage3_param_persistence_threshold: int | None = Field(
+        None, ge=0, le=2**40, description="DeepSpeed: weights of fewer elements stay whole; left out: 100,000"
     )
     context_mib: float | None = Field(
         None, ge=0, le=1_000_000, description="CUDA context in MiB; left out: the sourced default"
@@ -109,7 +166,7 @@ class PlanFields(BaseModel):
     @property
     def transformers(self) -> bool:
         """Whether the step is transformers' program, with Liger-Kernel's operators or its own."""
-        return self.implementation in ("hf", "liger")
+        return self.implementation in ("hf", "liger", "deepspeed", "litgpt")
 
     @property
     def head_loss(self) -> Loss:
@@ -174,8 +231,19 @@ class PlanFields(BaseModel):
         if self.method == "full":
             return None
         quantised = self.method == "qlora"
-        targets = self.lora_targets or (("all-linear",) if quantised else ())
-        return Lora(self.lora_rank, targets, magnitude=self.method == "dora", quantised=quantised)
+        targets = self.lora_targets or (("all-linear",) if quantised and self.implementation != "litgpt" else ())
+        return Lora(
+            self.lora_rank,
+            targets,
+            magnitude=self.method == "dora",
+            quantised=quantised,
+            base=self.quantization,
+            width=2 if self.adapter_format == "bf16" or self.implementation in ("deepspeed", "litgpt") else 4,
+            dropout=self.lora_dropout,
+            saved=self.modules_to_save,
+            litgpt=self.implementation == "litgpt",
+            keeps_input=quantised and self.bitsandbytes == "0.42" and self.quantization != "gptq-int4",
+        )
 
     @cached_property
     def gpus(self) -> int:

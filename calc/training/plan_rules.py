@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from calc.training.plan_fields import PlanFields
+from calc.training.states.tensors import EMBEDDING_MODULES, HEAD_MODULES
 
 Rule = tuple[Callable[[PlanFields], bool], str]
 _SCORED_RECIPES = {"dpo": ("pure-bf16", "fp32"), "grpo": ("pure-bf16",)}
@@ -32,6 +33,10 @@ _TORCHTITAN_RULES: tuple[Rule, ...] = (
         "implementation: 'torchtitan' shards by FSDP2: zero ({zero}) must be 3, and dp * cp / dp_replicate ({dp} * {cp} / "
         "{dp_replicate}) above 1",
     ),
+    (
+        lambda plan: plan.root_group and plan.implementation != "torchtitan",
+        "root_group (True) needs implementation 'torchtitan', and implementation is {implementation!r}",
+    ),
     _titan(lambda plan: plan.pp > 1, "pp ({pp}) with implementation 'torchtitan' is not modelled yet; it must be 1"),
     _titan(
         lambda plan: plan.tp > 1 and not plan.sharded_sequence,
@@ -44,6 +49,72 @@ _TORCHTITAN_RULES: tuple[Rule, ...] = (
     _titan(
         lambda plan: plan.head_loss != "full",
         "loss: {loss!r} is not part of implementation 'torchtitan' here; use full",
+    ),
+)
+
+# litgpt trains in one 16-bit format (bf16-true), and adapts queries, keys and values of its fused projection.
+_LITGPT_TARGETS = {"query", "key", "value"}
+
+
+def _litgpt(breaks: Callable[[PlanFields], bool], message: str) -> Rule:
+    return lambda plan: plan.implementation == "litgpt" and breaks(plan), message
+
+
+_LITGPT_RULES: tuple[Rule, ...] = (
+    _litgpt(
+        lambda plan: plan.recipe != "pure-bf16",
+        "recipe: {recipe!r} is not modelled with implementation 'litgpt'; use pure-bf16 (bf16-true)",
+    ),
+    _litgpt(
+        lambda plan: (
+            plan.tp * plan.pp * plan.cp * plan.ep > 1 or plan.head_loss != "full" or bool(plan.modules_to_save)
+        ),
+        "implementation: 'litgpt' is modelled on data-parallel ranks with its own loss, without modules_to_save: tp ({tp}), pp ({pp}), "
+        "cp ({cp}), ep ({ep}), loss {loss!r}",
+    ),
+    _litgpt(
+        lambda plan: not {*plan.lora_targets} <= _LITGPT_TARGETS,
+        "lora_targets: {lora_targets} must be among query, key and value with implementation 'litgpt'; left out: query,value",
+    ),
+)
+
+# transformers' model in DeepSpeed's engine: 16-bit weights with flat fp32 shards beside them.
+_ENGINE_FIELDS = (
+    "reduce_bucket_size", "contiguous_gradients", "overlap_comm", "sub_group_size", "stage3_prefetch_bucket_size",
+    "stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_param_persistence_threshold",
+)  # fmt: skip
+
+
+def _engine(breaks: Callable[[PlanFields], bool], message: str) -> Rule:
+    return lambda plan: plan.implementation == "deepspeed" and breaks(plan), message
+
+
+def _deepspeeds(field: str) -> Rule:
+    return (
+        lambda plan: plan.implementation != "deepspeed" and getattr(plan, field) is not None,
+        f"{field} ({{{field}}}) needs implementation 'deepspeed', and implementation is {{implementation!r}}",
+    )
+
+
+_DEEPSPEED_RULES: tuple[Rule, ...] = (
+    *map(_deepspeeds, _ENGINE_FIELDS),
+    _engine(
+        lambda plan: plan.recipe != "mixed-16",
+        "recipe: {recipe!r} is not part of implementation 'deepspeed', whose engine keeps fp32 shards of 16-bit weights; use mixed-16",
+    ),
+    _engine(lambda plan: plan.zero == 0, "zero ({zero}) must be 1, 2 or 3 with implementation 'deepspeed'"),
+    _engine(
+        lambda plan: plan.tp * plan.pp * plan.cp * plan.ep > 1 or plan.dp_replicate > 1,
+        "implementation: 'deepspeed' is modelled on data-parallel ranks: tp ({tp}), pp ({pp}), cp ({cp}), ep ({ep}) and dp_replicate "
+        "({dp_replicate}) must be 1",
+    ),
+    _engine(
+        lambda plan: plan.optimizer not in ("adamw", "lion"),
+        "optimizer: {optimizer!r} is not modelled with implementation 'deepspeed'; use adamw or lion",
+    ),
+    _engine(
+        lambda plan: plan.zero != 3 and any(getattr(plan, f) is not None for f in _ENGINE_FIELDS[3:]),
+        "sub_group_size and the stage3 settings need zero 3, and zero is {zero}",
     ),
 )
 
@@ -64,9 +135,9 @@ _OFFLOAD_RULES: tuple[Rule, ...] = (
     ),
     (
         lambda plan: (
-            plan.offload != "none" and (plan.method != "full" or plan.recipe == "fp8" or plan.pp > 1 or plan.scores)
+            plan.offload != "none" and (plan.method == "dora" or plan.recipe == "fp8" or plan.pp > 1 or plan.scores)
         ),
-        "offload: {offload!r} is modelled for full pretraining or sft without fp8 and pipeline stages: method is {method!r}, "
+        "offload: {offload!r} is modelled for pretraining or sft without DoRA, fp8 and pipeline stages: method is {method!r}, "
         "objective {objective!r}, recipe {recipe!r}, pp {pp}",
     ),
 )
@@ -99,7 +170,36 @@ _SCORING_RULES: tuple[Rule, ...] = (
         "prompt_tokens and reference need objective dpo or grpo, not {objective!r}",
     ),
 )
-_ADAPTED = {*(("hf", method) for method in ("lora", "dora", "qlora")), ("liger", "lora")}
+_ADAPTED = {
+    ("hf", "dora"),
+    *((program, method) for program in ("hf", "liger", "deepspeed", "litgpt") for method in ("lora", "qlora")),
+}
+_ADAPTER_RULES: tuple[Rule, ...] = (
+    (
+        lambda plan: (
+            plan.method == "full"
+            and (plan.lora_dropout > 0 or plan.adapter_format != "fp32" or bool(plan.modules_to_save))
+        ),
+        "lora_dropout, adapter_format and modules_to_save need method 'lora', 'dora' or 'qlora', not {method!r}",
+    ),
+    (
+        lambda plan: plan.method != "qlora" and (plan.quantization != "nf4" or plan.bitsandbytes != "0.50"),
+        "quantization and bitsandbytes need method 'qlora', not {method!r}",
+    ),
+    (
+        lambda plan: plan.method == "dora" and plan.adapter_format != "fp32",
+        "adapter_format: {adapter_format!r} is not modelled for method 'dora'; use fp32",
+    ),
+    (
+        lambda plan: not {*plan.modules_to_save} <= EMBEDDING_MODULES | HEAD_MODULES,
+        "modules_to_save: {modules_to_save} must name the token table or the head: "
+        + ", ".join(sorted(EMBEDDING_MODULES | HEAD_MODULES)),
+    ),
+    (
+        lambda plan: plan.quantization == "gptq-int4" and plan.zero == 3,
+        "quantization: 'gptq-int4' is modelled without sharded weights: zero ({zero}) must be at most 2",
+    ),
+)
 # The first rule that a plan breaks is told, with the values in it.
 _PLAN_RULES: tuple[Rule, ...] = (
     *_SCORING_RULES,
@@ -138,6 +238,26 @@ _PLAN_RULES: tuple[Rule, ...] = (
         "attention: 'eager' is not part of implementation 'fused' (Transformer Engine's attention is flash); use sdpa or flash",
     ),
     *_TORCHTITAN_RULES,
+    *_LITGPT_RULES,
+    *_DEEPSPEED_RULES,
+    (
+        lambda plan: plan.offload_activations and (plan.recompute != "full" or not plan.transformers or plan.pp > 1),
+        "offload_activations is modelled with implementation 'hf', 'liger' or 'deepspeed', recompute 'full' and pp 1: implementation "
+        "is {implementation!r}, recompute {recompute!r}, pp {pp}",
+    ),
+    (
+        lambda plan: (
+            plan.optimizer_in_backward
+            and (
+                plan.microbatches > 1
+                or plan.zero > 0
+                or plan.dp * plan.pp > 1
+                or plan.implementation not in ("hf", "liger")
+            )
+        ),
+        "optimizer_in_backward is modelled on one device without accumulation, with implementation 'hf' or 'liger': dp ({dp}), pp ({pp}) "
+        "and zero ({zero}), global_batch ({global_batch}) and micro_batch ({micro_batch}), implementation {implementation!r}",
+    ),
     *_OFFLOAD_RULES,
     (
         lambda plan: plan.method != "full" and (plan.implementation, plan.method) not in _ADAPTED,
@@ -148,17 +268,27 @@ _PLAN_RULES: tuple[Rule, ...] = (
         "method: {method!r} is modelled without tensor and expert parallelism: tp ({tp}) and ep ({ep}) must be 1",
     ),
     (
-        lambda plan: plan.method == "qlora" and plan.recipe not in ("pure-bf16", "amp"),
-        "method: 'qlora' has recipe pure-bf16 (what is not quantised in bf16, as loaded) or amp (in fp32, as peft prepares it), not "
+        lambda plan: (
+            plan.method == "qlora"
+            and plan.implementation != "deepspeed"
+            and plan.recipe not in ("pure-bf16", "bf16-autocast", "amp")
+        ),
+        "method: 'qlora' has recipe pure-bf16 or bf16-autocast (what is not quantised in bf16, as loaded) or amp (in fp32, as peft "
+        "prepares it), not "
         "{recipe!r}",
-    ),
-    (
-        lambda plan: plan.method == "qlora" and plan.zero == 3,
-        "method: 'qlora' is modelled without sharded weights: zero ({zero}) must be at most 2",
     ),
     (
         lambda plan: bool(plan.lora_targets) and plan.method == "full",
         "lora_targets needs method 'lora', 'dora' or 'qlora', not {method!r}",
+    ),
+    *_ADAPTER_RULES,
+    (
+        lambda plan: (
+            (plan.loss_format != "fp32" or plan.keep_logits)
+            and (plan.implementation not in ("hf", "deepspeed") or plan.head_loss != "full")
+        ),
+        "loss_format ({loss_format}) and keep_logits are modelled with implementation 'hf' or 'deepspeed' and loss 'full', not "
+        "{implementation!r} and {loss!r}",
     ),
     (
         lambda plan: plan.optimizer_kernel == "fused" and plan.optimizer in ("adafactor", "lion", "muon"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from calc.training.deepspeed.program import around
 from calc.training.megatron.program import MEGATRON
 from calc.training.plan import TrainingPlan
 from calc.training.program import Program
@@ -14,6 +15,8 @@ from calc.training.transformers.program import TRANSFORMERS
 PROGRAMS: Final[Mapping[str, Program]] = {
     "hf": TRANSFORMERS,
     "liger": TRANSFORMERS,
+    "deepspeed": around(TRANSFORMERS),
+    "litgpt": TRANSFORMERS,
     "torchtitan": TORCHTITAN,
     "fused": MEGATRON,
     "paper": MEGATRON,

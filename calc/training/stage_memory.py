@@ -9,9 +9,12 @@ from functools import cached_property
 from calc.model.spec import ModelSpec
 from calc.pipeline import weight_versions
 from calc.training.autograd.segments import Constant, Segment
+from calc.training.deepspeed.live_parameters import LiveParameters
+from calc.training.deepspeed.stage import live_parameters
 from calc.training.pipeline_stages import Stage
 from calc.training.plan import TrainingPlan
 from calc.training.programs import program_of
+from calc.training.reserved_memory import replayed
 from calc.training.stage_shape import Moment, StageShape
 from calc.training.states.fsdp_buffers import Gathered, gathered
 from calc.training.states.optimizer_step import StepBytes
@@ -52,7 +55,7 @@ class StageMemory:
         return self.shape.key
 
     @property
-    def gathered(self) -> Gathered:
+    def gathered(self) -> Gathered | LiveParameters:
         return self.shape.gathered
 
     @property
@@ -119,6 +122,15 @@ class StageMemory:
         return max(self.moments.items(), key=lambda item: item[1].bytes)
 
     @cached_property
+    def replayed(self) -> int | None:
+        """What the allocator reserves beyond the peak, by playing the step through a model of it; None where the step's allocations
+        are not known in order: Megatron's ledgers, pipelines, and steps with passes of their own."""
+        program = self.plan.transformers or self.plan.implementation == "torchtitan"
+        if not program or self.plan.pp > 1 or self.plan.scores or self.plan.fragmentation_percent is not None:
+            return None
+        return max(0, replayed(self) - self.peak[1].bytes)
+
+    @cached_property
     def idle_pools(self) -> int:
         """What the pools of the allocator hold beyond the peak, where FSDP2's streams have their own: no freed block is lent to
         another stream, so that each pool grows to its own highest point. Gathers fill their buffers in one stream; the shards
@@ -146,6 +158,9 @@ def stage_memories(plan: TrainingPlan, spec: ModelSpec, stages: Iterable[Stage])
 def _shape(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> StageShape:
     groups = groups_of(plan, spec, stage)
     parts = program_of(plan).parts(plan, spec, stage, groups)
+    whole: Gathered | LiveParameters = gathered(plan, spec, stage, model_of(plan, spec))
+    if plan.implementation == "deepspeed":
+        whole = live_parameters(plan, parts.segments)
     return StageShape(
         plan,
         spec,
@@ -154,6 +169,6 @@ def _shape(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> StageShape:
         parts.constants,
         groups + parts.reference,
         StateKey.of(plan),
-        gathered(plan, spec, stage, model_of(plan, spec)),
+        whole,
         parts.passes,
     )

@@ -10,11 +10,13 @@ from typing import NamedTuple
 
 from calc.model.spec import ModelSpec
 from calc.training.autograd.segments import Constant, Segment
+from calc.training.deepspeed.live_parameters import LiveParameters
+from calc.training.deepspeed.stage import partition_bytes
 from calc.training.pipeline_stages import Stage
 from calc.training.plan import TrainingPlan
 from calc.training.states.fsdp_buffers import Gathered
 from calc.training.states.offload import resident
-from calc.training.states.optimizer_step import StepBytes, group_step
+from calc.training.states.optimizer_step import StepBytes, group_step, one_weight_step
 from calc.training.states.recipes import RECIPES
 from calc.training.states.sharding import GROUPS, Placed, StateKey, group_bytes
 from calc.training.states.stage_tensors import model_of
@@ -73,7 +75,7 @@ class StageShape:
     constants: tuple[Constant, ...]
     groups: tuple[Placed, ...]
     key: StateKey
-    gathered: Gathered
+    gathered: Gathered | LiveParameters
     passes: tuple[Segment, ...] = ()  # phases of their own, before the policy's forward
 
     @cached_property
@@ -85,7 +87,11 @@ class StageShape:
         parameters, gradients, optimizer = (
             size if name in here else 0 for name, size in zip(GROUPS, sizes, strict=True)
         )
-        return parameters, gradients, optimizer
+        return parameters, 0 if self.plan.optimizer_in_backward else gradients, optimizer
+
+    def kept_of(self, segment: Segment) -> int:
+        """What a segment keeps on the device for its backward: a layer whose input waits in host memory, nothing."""
+        return 0 if self.plan.offload_activations and segment.inside else segment.bytes.kept
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:
@@ -102,13 +108,13 @@ class StageShape:
         runs, kept, cached = [], 0, 0
         for segment, start, stop, gradients, after in reversed(made):
             runs.append(Run(segment, start, stop, kept, cached, gradients, after))
-            kept += (stop - start) * segment.bytes.kept
+            kept += (stop - start) * self.kept_of(segment)
             cached += (stop - start) * segment.bytes.cached
         return tuple(runs)
 
     def _gradients_left(self, segment: Segment) -> int:
         """The gradients that a segment's backward leaves for those of the segments before it."""
-        if self.accumulates or self.waits_gathered(segment):
+        if self.accumulates or self.bucketed or self.plan.optimizer_in_backward or self.waits_gathered(segment):
             return 0
         tied = segment.path == END and self.spec.tied
         head = group_bytes(model_of(self.plan, self.spec).tied_head, self.key).gradients if tied else 0
@@ -120,7 +126,7 @@ class StageShape:
 
     @cached_property
     def kept_by_segments(self) -> int:
-        return sum((run.stop - run.start) * run.segment.bytes.kept for run in self.runs)
+        return sum((run.stop - run.start) * self.kept_of(run.segment) for run in self.runs)
 
     @cached_property
     def kept_constants(self) -> tuple[Constant, ...]:
@@ -146,7 +152,7 @@ class StageShape:
 
         ZeRO-1 (ZeroRedundancyOptimizer) has them too; where main gradients exist (Megatron), they are the buckets.
         """
-        alone = self.plan.dp * self.plan.cp == 1
+        alone = self.plan.dp * self.plan.cp == 1 or self.engine
         none = alone or self._main_gradients or self.plan.zero > 1 or not self.plan.transformers
         return 0 if none else self.states[1]
 
@@ -170,7 +176,8 @@ class StageShape:
     @cached_property
     def accumulates(self) -> bool:
         """Whether gradients are there before the backward begins: main gradients are, and those of earlier micro-batches."""
-        return (self._main_gradients or self.plan.microbatches > 1) and not self.streams
+        buffered = self._main_gradients or (self.engine and self.plan.zero == 3)  # their buffer is always there
+        return (buffered or self.plan.microbatches > 1) and not self.streams
 
     @property
     def streams(self) -> bool:
@@ -180,7 +187,24 @@ class StageShape:
     @cached_property
     def adds_at_once(self) -> bool:
         """Whether each new gradient is added to one that is there, and freed; sharded gradients wait for their layer."""
+        if self.bucketed or self.plan.optimizer_in_backward:
+            return True
         return self.accumulates and (self.plan.zero < 2 or self.plan.shards == 1)
+
+    @property
+    def engine(self) -> bool:
+        """Whether DeepSpeed's engine has the weights, gradients and optimizer."""
+        return self.plan.implementation == "deepspeed"
+
+    @property
+    def bucketed(self) -> bool:
+        """Whether each gradient goes into DeepSpeed's buckets as soon as it is there."""
+        return self.engine and self.plan.zero > 1
+
+    @cached_property
+    def partition(self) -> int:
+        """DeepSpeed's flat shard of the gradients of the micro-batch that runs, in stage 2; stage 3 has one buffer for all."""
+        return partition_bytes(self.plan, self.groups, self.key) if self.bucketed else 0
 
     def waits_gathered(self, segment: Segment) -> bool:
         """Whether its gradients wait unsharded, or leave, among what is gathered."""
@@ -210,8 +234,9 @@ class StageShape:
         run = self.run_of(index)
         before = index - run.start
         cached = run.cached + before * run.segment.bytes.cached if phase == "forward" else 0
-        yield "segments", run.kept + before * run.segment.bytes.kept + cached
+        yield "segments", run.kept + before * self.kept_of(run.segment) + cached
         if phase == "backward":
+            yield "gradient_partition", 0 if index == len(self.segments) - 1 else self.partition
             yield "later_gradients", self.later_gradients(index)
         yield "gathered", self.gathered.sizes(phase, index, at)[0]
         yield "working", self._working(phase, run.segment, at)
@@ -313,7 +338,10 @@ class StageShape:
     @cached_property
     def step(self) -> StepBytes:
         """What the optimizer's step makes and frees, by its kernel: the other kernels' are 0."""
-        found = [(group_step(tensors, self.key), count) for tensors, count in self.groups if count and not self.streams]
+        if self.plan.optimizer_in_backward:
+            return StepBytes(0, one_weight_step(self.groups, self.key, self.plan.optimizer_kernel), 0)
+        apart = self.streams or self.engine  # the host's, or among the engine's buffers
+        found = [(group_step(tensors, self.key), count) for tensors, count in self.groups if count and not apart]
         kernel = self.plan.optimizer_kernel
         return StepBytes(
             sum(group.foreach * count for group, count in found) if kernel == "foreach" else 0,

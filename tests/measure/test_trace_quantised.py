@@ -11,7 +11,7 @@ from calc.catalogue import load_config
 from calc.errors import InputError
 from calc.model.config import from_config
 from calc.training import TrainingPlan, train
-from calc.training.states.sharding import NF4, NF4_TABLES
+from calc.training.states.base_formats import BASE_FORMATS
 from calc.units import ceil_div
 from kernels.quantize_nf4 import reference
 from measure.trace import TraceOptions, trace_step
@@ -30,7 +30,7 @@ CASES = [
 
 
 def stored(elements: int) -> int:
-    return sum(rule.bytes * ceil_div(elements, rule.per) for rule in NF4)
+    return sum(rule.bytes * ceil_div(elements, rule.per) for rule in BASE_FORMATS["nf4"].stored)
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (96, 200), (3, 5), (130, 129), (1024, 4096)])
@@ -44,7 +44,7 @@ def test_a_weight_in_nf4_takes_the_bytes_of_our_kernel_and_of_bitsandbytes(shape
         stored(weight.numel()) == sum(part.nbytes for part in theirs) == ours.nbytes - 4
     )  # the mean is among the tables
     tables = {"levels": state.code, "absmax_levels": state.state2.code, "absmax_mean": state.offset}
-    assert {name: part.nbytes for name, part in tables.items()} == NF4_TABLES
+    assert {name: part.nbytes for name, part in tables.items()} == dict(BASE_FORMATS["nf4"].tables)
 
 
 @pytest.mark.recorded

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from functools import cache
+from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,7 +25,8 @@ ROWS, CONFIGS = FACTS["rows"], FACTS["configs"]
 UNITS = {"bytes": 1, "MiB": MiB, "GiB": GiB, "GB": 10**9}
 README = HERE.parent.parent / "README.md"
 
-PREDICTED = [row for row in ROWS if "predicted" in row and row["measured"] and "held_out" not in row]
+PREDICTED = [row for row in ROWS if "plan" in row or "operator" in row]
+PREDICTED = [row for row in PREDICTED if row["measured"] and "held_out" not in row]
 HELD_OUT = [row for row in ROWS if "held_out" in row]  # looked at when the prediction stood
 
 
@@ -42,7 +45,8 @@ def answer_of(row: dict[str, Any]) -> TrainingAnswer:
 def predicted(row: dict[str, Any]) -> int:
     """The bytes of the counter that was measured, on the rank that measured it: the last, or the one that holds most.
 
-    `allocated` holds the workspaces of matmuls, which the allocator gives; `steady` is what stays between two steps.
+    `allocated` holds the workspaces of matmuls, which the allocator gives; `steady` is what stays between two steps; `driver` is what
+    nvidia-smi shows.
     """
     if "operator" in row:
         return operator_bytes(**row["operator"])
@@ -54,6 +58,8 @@ def predicted(row: dict[str, Any]) -> int:
         return sum(memory.states) + workspace + int(fused * sum(part.leaf.total for part in memory.constants))
     if row["counter"] == "peak_reserved":
         return answer.reserved_bytes
+    if row["counter"] == "driver":
+        return answer.driver_bytes
     assert row["counter"] in ("peak_allocated", "peak_allocated_max_over_ranks")
     return memory.peak[1].bytes + workspace
 
@@ -77,22 +83,44 @@ def summary() -> str:
     return f"{near} of {len(errors)} predicted rows within 10 %, median error {median(errors):.1f} %"
 
 
-def table() -> list[str]:
-    """The README's table: measured and predicted in GiB."""
-    lines = ["| run | program | counter | measured | predicted | error |", "|---|---|---|---|---|---|"]
-    for row in (*PREDICTED, *HELD_OUT):
-        measured, found = (size / GiB for size in (row["measured"] * UNITS[row["unit"]], row["predicted"]))
-        counter = row["counter"].removesuffix("_max_over_ranks").replace("_", " ")
-        cells = (
-            row["run"] + " *" * ("held_out" in row),
-            row["program"],
-            counter,
-            f"{measured:.2f}",
-            f"{found:.2f}",
-            f"{row['error_percent']:+.1f} %",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
+def counter_of(row: dict[str, Any]) -> str:
+    return str(row["counter"].removesuffix("_max_over_ranks").removesuffix("_per_gpu").replace("_", " "))
+
+
+def errors_of(rows: Iterable[dict[str, Any]]) -> list[float]:
+    """The absolute errors of the rows that are predicted, rising."""
+    return sorted(abs(row["error_percent"]) for row in rows if "error_percent" in row)
+
+
+def ninetieth(errors: list[float]) -> float:
+    """The 90th percentile: nine of ten are at most as large."""
+    return errors[ceil(0.9 * len(errors)) - 1]
+
+
+def table(confidence: str = "high") -> list[str]:
+    """Rows, predictions and errors by program and counter."""
+    lines = ["| program | counter | rows | predicted | median | 90 % within |", "|---|---|---|---|---|---|"]
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in ROWS:
+        if row["measured"] and row["confidence"] == confidence:
+            groups.setdefault((row["program"], counter_of(row)), []).append(row)
+    every = [row for rows in groups.values() for row in rows]
+    for (program, counter), rows in (*sorted(groups.items()), (("all", ""), every)):
+        errors = errors_of(rows)
+        figures = (f"{median(errors):.1f} %", f"{ninetieth(errors):.1f} %") if errors else ("", "")
+        lines.append(f"| {program} | {counter} | {len(rows)} | {len(errors)} | {' | '.join(figures)} |")
     return lines
+
+
+def listing() -> list[str]:
+    """Every row with its error, or why it is not predicted."""
+    told = []
+    for row in ROWS:
+        said = f"{row['error_percent']:+.1f} %" if "error_percent" in row else row.get("not_predicted", "")
+        told.append(
+            f"{row['confidence']:6} {row['program']:16} {counter_of(row):16} {row['id']:60} {said}  {row.get('why', '')[:60]}"
+        )
+    return told
 
 
 def recorded() -> str:
@@ -113,9 +141,11 @@ def main() -> None:
     text = README.read_text(encoding="utf-8")
     text = re.sub(r"\d+ of \d+ predicted rows within 10 %, median error [\d.]+ %", summary(), text)
     head, rows = table()[0], "\n".join(table())
-    start = text.index(head)
-    README.write_text(text[:start] + rows + text[text.index("\n\n", start) :], encoding="utf-8")
-    print(rows, summary(), sep="\n")
+    if head in text:
+        start = text.index(head)
+        text = text[:start] + rows + text[text.index("\n\n", start) :]
+    README.write_text(text, encoding="utf-8")
+    print(*listing(), rows, *table("medium"), summary(), sep="\n")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any, Final
 from calc.breakdown import Breakdown, Component, Formula
 from calc.model.spec import ModelSpec
 from calc.training.advice.largest import changed
+from calc.training.deepspeed.stage import SETTINGS
 from calc.training.pipeline_stages import stages
 from calc.training.plan import TrainingPlan
 from calc.training.states.sharding import Placed, StateKey, state_components
@@ -22,9 +23,10 @@ _ONE_DEVICE: Final = {
     "dp": 1, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "dp_replicate": 1, "zero": 0, "virtual_stages": 1,
     "sequence_parallel": None, "global_batch": None, "offload": "none", "nvme": False,
 }  # fmt: skip
-_ALONE: Final = {
-    "torchtitan": {"implementation": "hf", "recompute": "none"}
-}  # which needs ranks; its states are the same
+_ALONE: Final = {  # which need ranks; their states are the same
+    "torchtitan": {"implementation": "hf", "recompute": "none", "root_group": False},
+    "deepspeed": {"implementation": "hf", **dict.fromkeys(SETTINGS)},
+}
 _SAVED_AS: Final = {"fp8": "megatron-bf16"}  # its 8-bit copies are made again from the weights
 
 DISK = Formula(

@@ -12,11 +12,12 @@ from calc.errors import InputError
 from calc.hardware import Gpu
 from calc.model.spec import ModelSpec
 from calc.training.advice.costs import Cost, cost
-from calc.training.advice.largest import changed, divisors, needed, sequence_unit
+from calc.training.advice.largest import changed, divisors, needed, sequence_unit, with_own_share
 from calc.training.answer import train
 from calc.training.plan import TrainingPlan
 
 _PAIRS = 6  # shown at most
+_ROUNDS = 3  # of a search, each with the share of fragmentation that the last one's finds showed
 _SAME_TRAINING = (
     "optimizer_kernel",
     "loss",
@@ -141,7 +142,8 @@ def _joined(taken: Sequence[tuple[Move, Values]]) -> Values:
 class _Search:
     """Tries plans against one GPU, each once."""
 
-    def __init__(self, spec: ModelSpec, plan: TrainingPlan, gpu: Gpu, limit: int) -> None:
+    def __init__(self, spec: ModelSpec, plan: TrainingPlan, gpu: Gpu, limit: int, given: float | None) -> None:
+        self.given = given  # the user's own share of fragmentation
         self.spec, self.plan, self.gpu, self.limit = spec, plan, gpu, limit
         self.tried: dict[tuple[tuple[str, object], ...], int | None] = {}
 
@@ -236,7 +238,7 @@ class _Search:
             return changed(self.plan, values)
 
     def change(self, moves: Sequence[Move], values: Values, before: int) -> Change:
-        plan = changed(self.plan, values)
+        plan = changed(self.plan, {**values, "fragmentation_percent": self.given})
         needs = train(self.spec, plan, self.gpu).driver_bytes
         alone = [self._alone(move, values) for move in moves]
         costs = tuple(cost(move.field, self.plan, after, self.spec) for move, after in zip(moves, alone, strict=True))
@@ -255,17 +257,30 @@ def changes_that_fit(spec: ModelSpec, plan: TrainingPlan, gpu: Gpu | None) -> tu
     limit = gpu.memory_bytes if gpu else None
     if gpu is None or limit is None or before <= limit:
         return ()
-    search = _Search(spec, plan, gpu, limit)
+    given, plan = plan.fragmentation_percent, with_own_share(spec, plan, gpu)
+    for _ in range(_ROUNDS):
+        search = _Search(spec, plan, gpu, limit, given)
+        changes = [search.change(each, values, before) for each, values in _found(search, plan, spec)]
+        fitting = tuple(change for change in changes if change.driver_bytes <= limit)
+        if fitting or not changes:
+            return fitting
+        shares = [with_own_share(spec, change.plan, gpu).fragmentation_percent or 0 for change in changes]
+        plan = changed(
+            plan, {"fragmentation_percent": max(shares)}
+        )  # their allocations leave more idle than the plan's own
+    return ()
+
+
+def _found(search: _Search, plan: TrainingPlan, spec: ModelSpec) -> list[Found]:
+    """What the search finds, on the same GPUs and on more."""
     moves = list(_moves(plan, spec))
     here, more = ([move for move in moves if move.adds is adds] for adds in (False, True))
     found = list(search.singles(here))
     if found:
-        found += search.singles(more)
-    else:
-        same = [move for move in here if move.field in _SAME_TRAINING]
-        found = list(islice(search.pairs(here), _PAIRS)) or list(search.combined(here))
-        for move in more:
-            joined = list(search.singles([move])) or list(search.combined([*same, move]))
-            found += [each for each in joined if move in each[0]]  # the others alone may do
-        found = found or list(search.combined([*same, *more])) or list(search.combined([*more, *here]))
-    return tuple(search.change(each, values, before) for each, values in found)
+        return [*found, *search.singles(more)]
+    same = [move for move in here if move.field in _SAME_TRAINING]
+    found = list(islice(search.pairs(here), _PAIRS)) or list(search.combined(here))
+    for move in more:
+        joined = list(search.singles([move])) or list(search.combined([*same, move]))
+        found += [each for each in joined if move in each[0]]  # the others alone may do
+    return found or list(search.combined([*same, *more])) or list(search.combined([*more, *here]))

@@ -27,6 +27,19 @@ def needed(spec: ModelSpec, plan: TrainingPlan, values: dict[str, object], gpu: 
         return None
 
 
+def with_own_share(spec: ModelSpec, plan: TrainingPlan, gpu: Gpu | None) -> TrainingPlan:
+    """The plan with its own fragmentation as a share of the peak, which a search takes for the plans near it: the allocator is
+    played once, and more memory is needed wherever more is allocated."""
+    if plan.fragmentation_percent is not None:
+        return plan
+    answer = train(spec, plan, gpu)
+    if answer.worst.replayed is None:  # an assumed share already
+        return plan
+    return changed(
+        plan, {"fragmentation_percent": min(1000.0, 100 * answer.overhead.fragmentation / answer.peak_bytes)}
+    )
+
+
 def largest(spec: ModelSpec, plan: TrainingPlan, gpu: Gpu | None, field: Literal["micro_batch", "seq"]) -> int | None:
     """The largest value of the field with which the step fits, all else as planned; 0 when none does.
 
@@ -37,6 +50,8 @@ def largest(spec: ModelSpec, plan: TrainingPlan, gpu: Gpu | None, field: Literal
     limit = gpu.memory_bytes if gpu else None
     if limit is None:
         return None
+
+    plan = with_own_share(spec, plan, gpu)
 
     def bytes_of(value: int) -> int | None:
         return needed(spec, plan, {field: value}, gpu)

@@ -23,12 +23,12 @@ def adapted(t: Tape, x: Value, y: Value, shape: tuple[Dim, Dim], name: str, lora
     """
     inputs, out = shape
     r = dim("r", lora.rank)
-    down = Weight(f"{name}_lora_A", r * inputs, True, FULL)  # autocast's copies are told apart by these names
-    up = Weight(f"{name}_lora_B", out * r, True, FULL)
+    down = Weight(f"{name}_lora_A", r * inputs, True, lora.width)  # autocast's copies are told apart by these names
+    up = Weight(f"{name}_lora_B", out * r, True, lora.width)
     with t.part(f"{name}_adapter"):
         if lora.quantised:
-            return _beside_nf4(t, x, y, (down, up), r, out)
-        wide = ops.cast(t, x, FULL, "adapter_input")
+            return _beside_quantised(t, x, y, (down, up), r, out, lora)
+        wide = ops.dropout(t, ops.cast(t, x, lora.width, "adapter_input"), lora.dropout, "adapter_dropped")
         if lora.magnitude:
             scaled = _decomposed(t, wide, y, (down, up), shape, r, bias)
         else:
@@ -39,12 +39,15 @@ def adapted(t: Tape, x: Value, y: Value, shape: tuple[Dim, Dim], name: str, lora
         return ops.cast(t, ops.add(t, y, scaled, "adapted"), y.bytes, "adapted")
 
 
-def _beside_nf4(t: Tape, x: Value, y: Value, weights: tuple[Weight, Weight], r: Dim, out: Dim) -> Value:
+def _beside_quantised(
+    t: Tape, x: Value, y: Value, weights: tuple[Weight, Weight], r: Dim, out: Dim, lora: Lora
+) -> Value:
     """peft's Linear4bit: a clone of y, plus B(A(x)) * scaling, in y's format unless autocast runs."""
     clone = t.like(y, "cloned")
     t.record([y], clone, [], lambda g: (g,))
     del y
-    wide = x if t.autocast else ops.cast(t, x, FULL, "adapter_input")
+    wide = x if t.autocast else ops.cast(t, x, lora.width, "adapter_input")
+    wide = ops.dropout(t, wide, lora.dropout, "adapter_dropped")
     low = ops.linear(t, wide, weights[0], r, "lora_A")
     high = ops.linear(t, low, weights[1], out, "lora_B")
     scaled = ops.scale(t, high, "scaled")
@@ -54,29 +57,54 @@ def _beside_nf4(t: Tape, x: Value, y: Value, weights: tuple[Weight, Weight], r: 
     return ops.add(t, clone, scaled, "adapted")
 
 
-def nf4_linear(t: Tape, x: Value, weight: Weight, out: Dim, name: str) -> Value:
+def quantised_linear(t: Tape, x: Value, weight: Weight, out: Dim, name: str, lora: Lora) -> Value:
+    """A linear layer whose weight lies in the base format, by the library that has the format."""
+    return (_gptq_linear if lora.base == "gptq-int4" else _four_bit_linear)(t, x, weight, out, name, lora)
+
+
+def _gptq_linear(t: Tape, x: Value, weight: Weight, out: Dim, name: str, lora: Lora) -> Value:
+    """AutoGPTQ's QuantLinear without its kernels: the weight unpacked by int32 shifts, as int8, less its zeros, times its scales in
+    fp16; the product keeps that, of which the input's gradient is made (qlinear_cuda_old.py)."""
+    inputs = ops.cast(t, x, HALF, f"{name}_input")
+    wide = t.new(f"{name}_shifted", weight.dim, FIXED, FULL)
+    narrow = t.new(f"{name}_int8", weight.dim, FIXED, 1)
+    del wide
+    masked = t.new(f"{name}_int8", weight.dim, FIXED, 1)
+    del narrow
+    less = t.new(f"{name}_less_zeros", weight.dim, FIXED, 1)
+    copy = t.new(f"{name}_dequantised", weight.dim, FIXED, HALF)
+    del masked, less
+    y = t.new(name, out, x.extent, HALF)
+    meta = (inputs.dim, inputs.extent, HALF)
+    t.record([inputs], y, [copy], lambda g, *saved: (t.new("gradient", *meta),))
+    return ops.cast(t, y, x.bytes, name)
+
+
+def _four_bit_linear(t: Tape, x: Value, weight: Weight, out: Dim, name: str, lora: Lora) -> Value:
     """bitsandbytes' Linear4bit in 16 bits: a working copy of the weight is dequantised, used and dropped, in backward again.
 
-    Its absmaxes come out in fp32 first. x is not kept; the result is cast back to x's format. Up to 1,536 tokens a kernel
-    of bitsandbytes may do without the copy, which is counted all the same.
+    With double quantisation its absmaxes come out in fp32 first. x is not kept but by bitsandbytes up to 0.42
+    (autograd/_functions.py, MatMul4Bit: ctx.tensors); the result is cast back to x's format. Up to 1,536 tokens a kernel of
+    bitsandbytes may do without the copy, which is counted all the same.
     """
     inputs = ops.cast(t, x, HALF, f"{name}_input")
+    double = lora.base == "nf4"
     blocks = Dim(-(-weight.dim.size // 64), rf"\lceil \frac{{{weight.dim.latex}}}{{64}} \rceil", weight.dim.numbers)
-    copies = [t.new("absmaxes", blocks, FIXED, FULL), t.new("absmaxes", blocks, FIXED, FULL)]
+    copies = [t.new("absmaxes", blocks, FIXED, FULL) for _ in range(2 * double)]
     copies.append(t.new(f"{name}_dequantised", weight.dim, FIXED, HALF))
     y = t.new(name, out, x.extent, HALF)
     copies.clear()
     meta = (inputs.dim, inputs.extent, HALF)
 
-    def backward(g: Value) -> tuple[Value]:
-        absmaxes = t.new("absmaxes", blocks, FIXED, FULL)
+    def backward(g: Value, *saved: Value) -> tuple[Value]:
+        absmaxes = [t.new("absmaxes", blocks, FIXED, FULL) for _ in range(double)]
         copy = t.new(f"{name}_dequantised", weight.dim, FIXED, HALF)
         del absmaxes
         made = t.new("gradient", *meta)
         del copy
         return (made,)
 
-    t.record([inputs], y, [], backward, saves_weight=True)
+    t.record([inputs], y, [inputs] if lora.keeps_input else [], backward, saves_weight=True)
     return ops.cast(t, y, x.bytes, name)
 
 

@@ -10,7 +10,7 @@ from calc.model.weights import Dim, Norm, dim
 from calc.model.weights import Weight as ModelWeight
 from calc.training.autograd import liger_operators as liger
 from calc.training.autograd import operators as ops
-from calc.training.autograd.adapters import adapted, nf4_linear
+from calc.training.autograd.adapters import adapted, quantised_linear
 from calc.training.autograd.norms import NORMS
 from calc.training.autograd.operators import ONE
 from calc.training.autograd.tape import TOKENS, Extent, Tape, Value, Weight
@@ -39,11 +39,21 @@ class Settings:
     longest_masked: int = 0  # the longest window that the sequence fills, so that it needs a mask
     liger: LigerPatches | None = None  # Liger-Kernel's operators in the place of the model's own
     frozen: bool = False  # a pass that no gradient follows
+    loss_format: str = "fp32"  # of the plan's field
+    litgpt: bool = False
 
     @property
     def trains(self) -> bool:
         """Whether the model's own weights train."""
         return self.lora is None and not self.frozen
+
+    @property
+    def trains_embedding(self) -> bool:
+        return self.trains or (self.lora is not None and self.lora.saves_embedding and not self.frozen)
+
+    @property
+    def trains_head(self) -> bool:
+        return self.trains or (self.lora is not None and self.lora.saves_head and not self.frozen)
 
     @property
     def between(self) -> Extent:
@@ -130,10 +140,12 @@ class Builder:
         bias = self.weight(*biases) if biases else None
         lora = self.settings.lora
         quantised = lora is not None and lora.quantised and module in self.modules
-        if quantised:
-            y = nf4_linear(self.tape, x, self.weight(*matrices), out, name)
+        if lora and quantised:
+            y = quantised_linear(self.tape, x, self.weight(*matrices), out, name, lora)
         else:
             y = ops.linear(self.tape, x, self.weight(*matrices), out, name, bias)
-        if lora and matrices and lora.takes(self.modules, module):  # no weight: it is an earlier layer's
+        if (
+            lora and matrices and not lora.litgpt and lora.takes(self.modules, module)
+        ):  # no weight: it is an earlier layer's
             return adapted(self.tape, x, y, (matrices[0].shape[1], out), name, lora, bias is not None)
         return y

@@ -41,7 +41,7 @@ def block_segment(
     def alive(phase: str, accumulating: bool) -> tuple[Component, ...]:
         return storage_tree(alive_at(block, sizes, phase, accumulating), sizes, plan, source)
 
-    return Segment(path, block_bytes(block, sizes), tensors, 0 in block.kept, kept, alive)
+    return Segment(path, block_bytes(block, sizes), tensors, 0 in block.kept, kept, alive, (block, sizes))
 
 
 def storage_tree(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from calc.breakdown import Component
-from calc.training.autograd.blocks import BlockBytes
+from calc.training.autograd.blocks import Block, BlockBytes, Sizes
 from calc.training.states.tensors import Tensors
 
 
@@ -24,6 +24,7 @@ class Segment:
     keeps_input: bool  # its input is among what it keeps
     kept: Callable[..., tuple[Component, ...]]
     alive: Callable[[str, bool], tuple[Component, ...]]
+    program: tuple[Block, Sizes] | None = None  # its events; none of a ledger's segment
 
     @property
     def inside(self) -> bool:

@@ -21,7 +21,7 @@ from calc.training.plan import TrainingPlan
 from calc.training.states.recipes import RECIPES
 from calc.training.states.sharding import StateKey
 from calc.training.states.tensors import ModelTensors, Tensors
-from calc.units import round_up
+from calc.units import ceil_div, round_up
 
 _SOURCE = "PyTorch 2.13, torch/distributed/fsdp/_fully_shard (_fsdp_param_group.py, _fsdp_collectives.py)"
 _URL = "https://docs.pytorch.org/docs/2.13/distributed.fsdp.fully_shard.html"
@@ -215,7 +215,7 @@ def gathered(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: ModelTe
     tied = (tensors.tied_head,) if stage.last and tensors.tied_head.tensors else ()
     towers = [tower for tower, count in tensors.towers for _ in range(count)] if stage.first else []
     root = (*((tensors.embedding, *towers) if stage.first else tied), *end)
-    if plan.implementation == "torchtitan":
+    if plan.implementation == "torchtitan" and not plan.root_group:
         groups = [tensors.embedding, *(tensors.kinds[kind] for kind in stage.layers), tensors.end]
         made = tuple(_group((group,), key, sizes) for group in groups)
         return Gathered(layers=made, keeps=not plan.reshard_after_forward, apart=True, size=size, reduced=reduced)
@@ -242,6 +242,8 @@ def _group(found: tuple[Tensors, ...], key: StateKey, sizes: tuple[int, int]) ->
         ranks = key.ranks(tensor, weight)
         shard = key.elements(tensor, ranks)
         size = sizes[0] or weight.bytes
+        if tensor.quantised:  # bytes that FSDP shards and gathers as they are
+            size, shard = weight.bytes, ceil_div(shard, weight.per)
         whole.append((key.storage(tensor), Amount(size * shard * ranks, shard * ranks)))
         flat += Amount(size * shard * ranks, shard * ranks)
         cast += Amount(size * shard, shard) if size != weight.bytes else NOTHING

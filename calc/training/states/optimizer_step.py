@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from calc.training.states.recipes import OPTIMIZERS
-from calc.training.states.sharding import StateKey
+from calc.training.states.sharding import Placed, StateKey
 from calc.training.states.tensors import Tensor, Tensors
 from calc.units import round_up
 
@@ -53,3 +53,17 @@ def _orthogonalised(parts: list[tuple[Tensor, int]], granule: int) -> int:
     shorter = min(sum(tensor.first for tensor, _ in parts), first.rest)
     iterate, product = _HALF * elements, _HALF * first.copies * shorter**2
     return sum(round_up(size, granule) for size in (width * elements, iterate, iterate, product, product))
+
+
+def one_weight_step(groups: tuple[Placed, ...], key: StateKey, kernel: str) -> int:
+    """The gradient of the largest weight and what its update makes of it, where each is updated inside backward."""
+    ledger = OPTIMIZERS[key.optimizer]
+    copies = {"foreach": ledger.foreach, "loop": ledger.loop, "fused": 0}[kernel]
+    sizes = (
+        key.bytes(tensor, rule) * (1 + copies)
+        for tensors, _ in groups
+        for tensor in tensors.tensors
+        for rule in key.rules(tensor)
+        if rule.group == "gradients"
+    )
+    return max(sizes, default=0)

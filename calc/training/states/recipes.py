@@ -63,9 +63,25 @@ RECIPES: Final = {
     "pure-bf16": _recipe(2, 2, 2, _GRADIENT_2, source=_TORCH, url=_AMP_URL),
     "fp32": _recipe(4, 4, 4, _GRADIENT_4, source=_TORCH, url=_AMP_URL),
     "amp": _recipe(4, 2, 4, _GRADIENT_4, source=_TORCH, url=_AMP_URL, autocast=True),
+    "bf16-autocast": _recipe(
+        2, 2, 2, _GRADIENT_2, source=_TORCH, url=_AMP_URL, autocast=True,
+        note="bf16-autocast: weights loaded in bf16 and run under torch.autocast, as transformers' Trainer does with bf16=True",
+    ),
     "mixed-16": _recipe(2, 2, 4, _GRADIENT_2, _MASTER, source=_ZERO, url=_ZERO_URL),
     "megatron-bf16": _recipe(
         2, 2, 4, ("main_gradient", 4, "gradients", 2), _MASTER, source=_MEGATRON, url=_MEGATRON_URL
+    ),
+    # Main gradients and moments in bf16 beside fp32 master weights.
+    "megatron-precision-aware": _recipe(
+        2,
+        2,
+        2,
+        ("main_gradient", 2, "gradients", 2),
+        _MASTER,
+        source="Megatron-LM, megatron/core/optimizer/optimizer_config.py: use_precision_aware_optimizer",
+        url="https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/optimizer/optimizer_config.py",
+        note="megatron-precision-aware: main_grads_dtype, exp_avg_dtype and exp_avg_sq_dtype are bf16, main_params_dtype is fp32; "
+        "store_param_remainders would keep 2 bytes less of each weight",
     ),
     # The fp32 copy of the gradients belongs to the distributed optimizer, hence 4 + 16/n.
     "megatron-fp16": _recipe(

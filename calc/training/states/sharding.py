@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from calc.breakdown import Component, Formula, Number
 from calc.training.plan import TrainingPlan
+from calc.training.states.base_formats import BASE_FORMATS
 from calc.training.states.recipes import OPTIMIZERS, RECIPES
 from calc.training.states.tensors import Tensor, Tensors
 from calc.units import ceil_div, round_up
@@ -42,22 +43,14 @@ class Rule:
     per: int = 1
 
 
-_BNB = (
-    "QLoRA, arXiv 2305.14314, section 3: NF4 in blocks of 64, absmax in 8 bits by groups of 256 (bitsandbytes 0.50)",
-    "https://arxiv.org/abs/2305.14314",
-)
-NF4 = tuple(
-    Rule(name, "parameters", size, 3, *_BNB, per=per)
-    for name, size, per in (("weight", 1, 2), ("absmax", 1, 64), ("absmax_scale", 4, 64 * 256))
-)
-NF4_TABLES = {
-    "levels": 4 * 16,
-    "absmax_levels": 4 * 256,
-    "absmax_mean": 4,
-}  # of each weight, which bitsandbytes keeps with it
-_TABLES = Formula(
-    r"1092 \cdot <tensors>", "bitsandbytes 0.50, functional.py, QuantState: levels, absmax levels and mean", _BNB[1]
-)
+_NEVER = 4  # a ZeRO stage that there is not: the state lies whole on every rank
+_BASES = {
+    name: tuple(
+        Rule(row.name, "parameters", row.bytes, 3 if row.sharded else _NEVER, ledger.source, ledger.url, per=row.per)
+        for row in ledger.stored
+    )
+    for name, ledger in BASE_FORMATS.items()
+}
 
 
 @cache
@@ -88,15 +81,19 @@ class StateKey(NamedTuple):
     rows: bool
     granule: int
     counters: bool = False  # a step counter on the device for each tensor, as fused kernels keep it
+    engine: bool = False  # DeepSpeed's: flat shards, adapters in the recipe's formats
     apart: bool = False  # no two projections lie in one tensor (torchtitan)
 
     @classmethod
     def of(cls, plan: TrainingPlan) -> StateKey:
         program = plan.transformers or plan.implementation == "torchtitan"
+        engine = plan.implementation == "deepspeed"
         return cls(
             plan.recipe, plan.optimizer, plan.lora is not None, plan.zero, plan.shards, plan.expert_shards,
-            rows=plan.zero == 3 and program and plan.shards > 1, granule=GRANULE if program else 1,
-            counters=program and plan.optimizer_kernel == "fused" and OPTIMIZERS[plan.optimizer].counts_on_device,
+            rows=plan.zero == 3 and program and not engine and plan.shards > 1,
+            granule=GRANULE if program and not engine else 1,
+            engine=engine,
+            counters=program and not engine and plan.optimizer_kernel == "fused" and OPTIMIZERS[plan.optimizer].counts_on_device,
             apart=plan.implementation == "torchtitan",
         )  # fmt: skip
 
@@ -105,11 +102,15 @@ class StateKey(NamedTuple):
         return "/".join(tensor.path) if self.apart else tensor.storage
 
     def rules(self, tensor: Tensor) -> tuple[Rule, ...]:
-        """The states of this tensor. peft keeps adapters in fp32; what LoRA freezes, or no text reaches, has its weight alone."""
+        """The states of this tensor. What LoRA freezes, or no text reaches, has its weight alone."""
+        if tensor.adapter and self.engine:
+            return rules(self.recipe, self.optimizer)
         if tensor.adapter:
-            return rules("fp32", self.optimizer)
+            return rules("fp32" if tensor.adapter == 4 else "pure-bf16", self.optimizer)
         if tensor.quantised:
-            return NF4
+            return _BASES[tensor.quantised]
+        if tensor.saved:
+            return rules(self.recipe, self.optimizer)
         fp32 = tensor.wide and self.recipe == "pure-bf16" and self.granule > 1
         found = rules("fp32" if fp32 else self.recipe, self.optimizer)
         return tuple(rule for rule in found if rule.group == "parameters") if self.frozen or tensor.frozen else found
@@ -174,8 +175,8 @@ def group_bytes(tensors: Tensors, key: StateKey) -> GroupBytes:
             if any(rule.group == "gradients" for rule in key.rules(tensor))
         }
         stored |= {("optimizer", "step", storage): 4 for storage in trained}
-    for storage in {tensor.storage for tensor in tensors.tensors if tensor.quantised}:
-        stored |= {("parameters", name, storage): size for name, size in NF4_TABLES.items()}
+    for storage, base in {tensor.storage: tensor.quantised for tensor in tensors.tensors if tensor.quantised}.items():
+        stored |= {("parameters", name, storage): size for name, size in BASE_FORMATS[base].tables}
     exact, rounded = dict.fromkeys(GROUPS, 0), dict.fromkeys(GROUPS, 0)
     for (group, _, _), size in stored.items():
         up = round_up(size, key.granule)
@@ -246,17 +247,24 @@ def _group(group: str, groups: tuple[Placed, ...], key: StateKey) -> Component:
         rounded += count * held.rounded[at]
     told = sum(int(child.total) for child in children)
     if exact > told:  # what belongs to whole storages, not to their parts
-        counters = Formula(r"4 \cdot <tensors>", OPTIMIZERS[key.optimizer].source, OPTIMIZERS[key.optimizer].url)
-        name, each, formula = (
-            ("nf4_tables", sum(NF4_TABLES.values()), _TABLES)
+        name, each, source, url = (
+            _tables(groups)
             if group == "parameters"
-            else ("step_counters", 4, counters)
+            else ("step_counters", 4, OPTIMIZERS[key.optimizer].source, OPTIMIZERS[key.optimizer].url)
         )
+        formula = Formula(rf"{each} \cdot <tensors>", source, url)
         children.append(Component(name, exact - told, formula=formula, numbers={"tensors": (exact - told) // each}))
     if rounded > exact:
         numbers = {"r": rounded, "x": exact}
         children.append(Component("rounding", rounded - exact, formula=ALLOCATOR, numbers=numbers))
     return Component(group, children=merged(children))
+
+
+def _tables(groups: tuple[Placed, ...]) -> tuple[str, int, str, str]:
+    """The tables beside each quantised weight: their name, bytes and source."""
+    base = next(tensor.quantised for tensors, _ in groups for tensor in tensors.tensors if tensor.quantised)
+    ledger = BASE_FORMATS[base]
+    return "quantisation_tables", sum(size for _, size in ledger.tables), ledger.source, ledger.url
 
 
 Leaf = tuple[tuple[str, ...], Component]

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
+from typing import Literal
 
 from calc.breakdown import Number
 from calc.model.mixers import Attention
 from calc.model.spec import Layer, ModelSpec, Stack
 from calc.model.weights import Part, Split, Weight
 from calc.training.model_classes import model_class
+from calc.training.states.base_formats import BaseFormat
 from calc.units import ceil_div
 
 
@@ -33,10 +35,11 @@ class Tensor:
     storage: str
     expert: bool = False
     matrix: bool = False
-    adapter: bool = False
+    adapter: int = 0  # bytes of a number of an adapter
     frozen: bool = False  # it never trains: of a tower that no text reaches, of a reference
     wide: bool = False  # its model class keeps it in fp32
-    quantised: bool = False  # in NF4
+    quantised: BaseFormat | Literal[""] = ""  # the format in which it lies frozen
+    saved: bool = False  # a copy that trains beside its frozen original (peft's modules_to_save)
 
     @property
     def elements(self) -> int:
@@ -102,17 +105,47 @@ def _part(part: Part, layer: Layer | None, tp: int, ep: int) -> Iterator[Tensor]
         yield tensor_of((part.name, weight.name), weight, layer, tp, copies, storage, part.expert)
 
 
+# Names of the token table and of the head in transformers, by which peft's modules_to_save asks for them.
+EMBEDDING_MODULES = frozenset({"embed_tokens", "wte", "embed_in", "word_embeddings", "tok_embeddings"})
+HEAD_MODULES = frozenset({"lm_head", "embed_out", "output"})
+
+
 @dataclass(frozen=True, slots=True)
 class Lora:
     """Adapters of one rank on the linear layers named in `targets`; () means peft's own choice, "all-linear" all of them.
 
-    `magnitude`: DoRA's, with a learned length for each output. `quantised`: QLoRA's, on linear layers in NF4.
+    `magnitude`: DoRA's, with a learned length for each output beside them. `quantised`: QLoRA's, beside linear layers in `base`.
+    `width`: bytes of a number of the adapters. `dropout` of their inputs. `saved`: modules that train whole, as a copy
+    (modules_to_save). `keeps_input`: bitsandbytes' 4-bit product keeps its input, as it did up to 0.42.
     """
 
     rank: int
     targets: tuple[str, ...]
     magnitude: bool = False
     quantised: bool = False
+    base: BaseFormat = "nf4"
+    width: int = 4
+    dropout: float = 0.0
+    saved: tuple[str, ...] = ()
+    keeps_input: bool = False
+    litgpt: bool = False  # its LoRAQKVLinear: one update for those of query, key and value that are adapted
+
+    def litgpt_outputs(self, mixer: Attention) -> list[int]:
+        """Output features of each projection that litgpt adapts, in the order of its fused one."""
+        named = (
+            ("query", mixer.num_attention_heads),
+            ("key", mixer.num_key_value_heads),
+            ("value", mixer.num_key_value_heads),
+        )
+        return [heads * mixer.head_dim for name, heads in named if name in (self.targets or ("query", "value"))]
+
+    @property
+    def saves_embedding(self) -> bool:
+        return any(name in EMBEDDING_MODULES for name in self.saved)
+
+    @property
+    def saves_head(self) -> bool:
+        return any(name in HEAD_MODULES for name in self.saved)
 
     def takes(self, modules: tuple[str, ...], module: str) -> bool:
         """Whether the linear layer `module`, one of the layer's `modules`, gets an adapter."""
@@ -172,10 +205,23 @@ def _adapters(parts: tuple[Part, ...], lora: Lora) -> Iterator[Tensor]:
                     (("r", lora.rank), ("d_in", inputs)) if name == "lora_A" else (("r", lora.rank), ("d_out", output))
                 )
                 place = (part, "adapters", module, name)
-                yield Tensor(place, 1, first, rest, *latex, numbers, "/".join(place), matrix=True, adapter=True)
+                yield Tensor(place, 1, first, rest, *latex, numbers, "/".join(place), matrix=True, adapter=lora.width)
             if lora.magnitude:
                 place = (part, "adapters", module, "lora_magnitude_vector")
-                yield Tensor(place, 1, output, 1, "<d_out>", "", (("d_out", output),), "/".join(place), adapter=True)
+                yield Tensor(
+                    place, 1, output, 1, "<d_out>", "", (("d_out", output),), "/".join(place), adapter=lora.width
+                )
+
+
+def _litgpt_adapters(layer: Layer, lora: Lora) -> Iterator[Tensor]:
+    """lora_A and lora_B of a layer's fused projection (litgpt/lora.py, LoRAQKVLinear)."""
+    assert isinstance(layer.mixer, Attention)
+    outputs = lora.litgpt_outputs(layer.mixer)
+    rows = (("lora_A", lora.rank * len(outputs), layer.mixer.hidden_size), ("lora_B", sum(outputs), lora.rank))
+    for name, first, rest in rows if outputs else ():
+        place = ("attention", "adapters", "qkv", name)
+        numbers = (("d_1", first), ("d_2", rest))
+        yield Tensor(place, 1, first, rest, "<d_1>", "<d_2>", numbers, "/".join(place), matrix=True, adapter=lora.width)
 
 
 def _group(
@@ -190,20 +236,34 @@ def _group(
     found = [tensor for part in parts for tensor in _part(part, layer, tp, ep)]
     found = [replace(tensor, wide=True) if wide_router and tensor.path[0] == "router" else tensor for tensor in found]
     if lora and lora.quantised:
-        found = _quantised(parts, found)
-    found += _adapters(parts, lora) if lora else ()
+        found = _quantised(parts, found, lora.base)
+    if lora and lora.litgpt:
+        found += _litgpt_adapters(layer, lora) if layer else ()
+    elif lora:
+        found += _adapters(parts, lora)
     return Tensors(path, tuple(found))
 
 
-def _quantised(parts: tuple[Part, ...], found: list[Tensor]) -> list[Tensor]:
-    """The tensors with the weights of linear layers in NF4, as transformers loads them: no biases, stacked experts and routers."""
+def _quantised(parts: tuple[Part, ...], found: list[Tensor], base: BaseFormat) -> list[Tensor]:
+    """The tensors with the weights of linear layers in the base format, as transformers loads them: no biases, experts and routers."""
     linear = {
         (part.name, weight.name)
         for part in parts
         for weight in part.weights
         if weight.module and weight.matmul and not part.expert and part.name != "router"
     }
-    return [replace(tensor, quantised=tensor.path in linear) for tensor in found]
+    return [replace(tensor, quantised=base if tensor.path in linear else "") for tensor in found]
+
+
+def _with_copies(group: Tensors, wanted: bool, first: bool = False) -> Tensors:
+    """The group with copies of its weights that train; `first`: of its first alone, the token table."""
+    if not wanted:
+        return group
+    kept = group.tensors[:1] if first else [tensor for tensor in group.tensors if tensor.path[0] == "head"]
+    copies = (
+        replace(tensor, path=(*tensor.path, "saved"), storage=f"{tensor.storage}/saved", saved=True) for tensor in kept
+    )
+    return Tensors(group.path, (*group.tensors, *copies))
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,6 +291,15 @@ def kind_path(stack: Stack, index: int) -> tuple[str, ...]:
     return ("layers", f"{names[index]}_{again}" if again > 1 else names[index])
 
 
+def _end(parts: tuple[Part, ...], tp: int, lora: Lora | None) -> Tensors:
+    """Final norm and head; Lightning's bitsandbytes plugin, which litgpt uses, quantises the head too."""
+    found = _group((), None, parts, tp, 1)
+    if lora is None or not (lora.litgpt and lora.quantised):
+        return found
+    heads = (replace(t, quantised=lora.base) if t.path[0] == "head" and t.rest > 1 else t for t in found.tensors)
+    return Tensors(found.path, tuple(heads))
+
+
 @lru_cache(maxsize=256)
 def model_tensors(spec: ModelSpec, tp: int, ep: int, lora: Lora | None = None) -> ModelTensors:
     """Every tensor of the model on one rank. Cached: a spec hashes by identity."""
@@ -243,10 +312,11 @@ def model_tensors(spec: ModelSpec, tp: int, ep: int, lora: Lora | None = None) -
     end += [Part("head", spec.head)] if spec.head else []
     end += list(spec.other)
     token = Part("head", spec.embeddings[:1] if spec.tied and spec.has_head else ())
+    embedding = _group((), None, (Part("embedding", spec.embeddings),), tp, 1)
     return ModelTensors(
         kinds,
-        _group((), None, (Part("embedding", spec.embeddings),), tp, 1),
-        _group((), None, tuple(end), tp, 1),
+        _with_copies(embedding, lora is not None and lora.saves_embedding, first=True),
+        _with_copies(_end(tuple(end), tp, lora), lora is not None and lora.saves_head),
         tuple(_towers(spec, tp)),
         _group((), None, (token,), tp, 1),
     )

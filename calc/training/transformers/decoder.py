@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from calc.model.feed_forward import FeedForward, MoE
@@ -15,6 +16,7 @@ from calc.training.autograd.builder import Builder, Settings
 from calc.training.autograd.operators import FULL, LONG, ONE
 from calc.training.autograd.tape import FIXED, POSITIONS, TOKENS, Edge, Node, Value, Weight
 from calc.training.states.tensors import linear_modules
+from calc.training.transformers import litgpt
 from calc.training.transformers.attention import attention, compressed, latent
 from calc.training.transformers.feed_forward import mlp, moe
 from calc.training.transformers.gemma4 import feed as gemma4_feed
@@ -45,6 +47,8 @@ def _mix(b: Builder, x: Value, mixer: Mixer, tables: Value) -> Value:
     place = mixer.kind if isinstance(mixer, Recurrence) else "attention"
     with b.tape.part(place):
         x = b.gather(x)
+        if isinstance(mixer, Attention) and b.settings.litgpt:
+            return litgpt.attention(b, x, mixer, tables)
         if isinstance(mixer, Attention):
             return b.scatter(ATTENTIONS.get(b.model_class.modeling, attention)(b, x, mixer, tables))
         if isinstance(mixer, LatentAttention):
@@ -181,11 +185,13 @@ def end_block(
             return ops.view_of(t, x)
         x = b.gather(x)
         weight = b.weight(*(w for w in head if w.matmul or spec.tied))
-        head_weight = Weight("weight", weight.dim, settings.trains, settings.bytes)
+        head_weight = Weight("weight", weight.dim, settings.trains_head, settings.bytes)
         if scored:
             del embedded
             with t.part("scores"):
                 return log_probabilities(t, x, head_weight, vocabulary, scored)
+        if settings.litgpt:
+            return litgpt.head_and_loss(b, x, head_weight, vocabulary)
         if loss != "full":
             with t.part("loss"):
                 if loss == "fused":
@@ -198,18 +204,25 @@ def end_block(
             if spec.head_scale:
                 logits = ops.scale(t, logits, "logits")
         with t.part("loss"):
-            return liger.cross_entropy(t, logits, several) if settings.liger else _loss(b, logits, several)
+            if settings.liger:
+                return liger.cross_entropy(t, logits, several)
+            if settings.loss_format == "upcast":
+                logits = ops.cast(t, logits, FULL, "fp32_logits")
+                shifted = ops.copy(t, logits, "shifted_logits") if several else logits
+                del logits
+                return _loss(b, shifted, several, FULL)
+            return _loss(b, logits, several, settings.bytes if settings.loss_format == "model" else FULL)
 
     return record(b, (), program, dim("h", spec.hidden_size), settings.between, residual, trains)
 
 
-def _loss(b: Builder, logits: Value, several: bool) -> Value:
-    """transformers' loss: the logits in fp32, their log-softmax, the mean over the labels."""
+def _loss(b: Builder, logits: Value, several: bool, size: int = FULL) -> Value:
+    """transformers' loss: the logits in fp32, or as they are, their log-softmax, the mean over the labels."""
     t = b.tape
-    wide = ops.cast(t, logits, FULL, "fp32_logits")
+    wide = ops.cast(t, logits, size, "fp32_logits")
     padded = t.new("padded_labels", ONE, logits.extent, LONG) if several else None
     labels = t.new("labels", ONE, logits.extent, LONG)
-    log = ops.softmax(t, wide, "log_probabilities", FULL)
+    log = ops.softmax(t, wide, "log_probabilities", size)
     out = t.new("loss", ONE, FIXED, FULL)
     weight = t.new("total_weight", ONE, FIXED, FULL)
     ops.kernel(t, [log], out, [log, labels, weight])
@@ -282,7 +295,7 @@ def embedding_block(spec: ModelSpec, settings: Settings, leaf: bool = False) -> 
 def _token(b: Builder, spec: ModelSpec, tokens: Value, h: Dim, leaf: bool) -> Value:
     t, table = b.tape, spec.embeddings[0]
     looked = t.new(table.name, h, b.settings.between, b.settings.bytes)
-    _lookup(b, b.weight(table), tokens, looked, spec.tied)
+    _lookup(b, replace(b.weight(table), trains=b.settings.trains_embedding), tokens, looked, spec.tied)
     if leaf:
         looked.edge = Edge()
         t.nodes.append(Node((None,), (looked.edge,), [t.view(looked)], lambda g, *held: (None,)))

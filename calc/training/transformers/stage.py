@@ -48,6 +48,8 @@ def settings_of(plan: TrainingPlan, spec: ModelSpec) -> Settings:
         architecture=spec.architecture,
         several=plan.sequences > 1 or attention_of(plan, spec) != "eager",
         longest_masked=max(shorter, default=0),
+        litgpt=plan.implementation == "litgpt",
+        loss_format="fp32" if plan.loss_format == "model" and recipe.autocast else plan.loss_format,
         liger=model_class(spec.architecture).liger if plan.implementation == "liger" else None,
     )
 
@@ -83,7 +85,7 @@ def hf_segments(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: Mode
         made.append(
             block_segment(
                 ("embedding",),
-                embedding_block(spec, settings, frozen and recompute),
+                embedding_block(spec, settings, frozen and recompute and not settings.trains_embedding),
                 sizes,
                 tensors.embedding,
                 plan,
@@ -92,7 +94,7 @@ def hf_segments(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: Mode
         )
     cached: dict[tuple[int, bool], Segment] = {}
     for index, kind in enumerate(stage.layers):
-        trains = recompute or not (frozen and stage.begins and index == 0)
+        trains = recompute or settings.trains_embedding or not (frozen and stage.begins and index == 0)
         if (kind, trains) not in cached:
             path = kind_path(spec.layers, kind)
             if frozen:  # no gradient flows into the very first layer, so that it keeps less
@@ -145,7 +147,7 @@ def hf_constants(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> list[Cons
     table = any(weight.name == "position" for weight in spec.embeddings) and plan.method == "full"  # keeps them itself
     if plan.recompute == "full" and not table and not own.own_position_ids:  # a checkpoint holds its layer's arguments
         made.append(_constant("position_ids", 8 * tokens, r"8 \cdot <s>", {"s": tokens}, False, "layers"))
-    if plan.recompute == "full" and plan.lora and stage.first:
+    if plan.recompute == "full" and plan.lora and not plan.lora.saves_embedding and stage.first:
         numbers: dict[str, Number] = {
             "b": batch,
             "s": tokens,
@@ -155,6 +157,11 @@ def hf_constants(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> list[Cons
         size = 2 * numbers["w"] * batch * tokens * spec.hidden_size
         latex = r"2 \cdot <w> \cdot <b> \cdot <s> \cdot <h>"  # the loss still holds the graph, and the graph its leaves
         made.append(_constant("embeddings_and_gradient", int(size), latex, numbers, True, "end"))
+    if plan.keep_logits or plan.implementation == "litgpt":
+        size = 4 if plan.loss_format == "upcast" else 2 if RECIPES[plan.recipe].autocast else settings.bytes
+        numbers = {"b": batch, "s": tokens, "V": spec.vocab_size}
+        exact, latex = size * batch * tokens * spec.vocab_size, rf"{size} \cdot <b> \cdot <s> \cdot <V>"
+        made.append(replace(_constant("kept_logits", exact, latex, numbers, True, "step"), late=True))
     made += _masks(plan, spec, settings)
     made += [_constant(*row) for row in class_constants(plan, spec, settings)]
     for name, size, latex, numbers in _router_buffers(spec, stage):

@@ -9,7 +9,7 @@ from calc.hardware import gpu
 from calc.model.config import from_config
 from calc.parameters import lora_parameters
 from calc.training import TrainingPlan, train
-from calc.training.states.sharding import NF4
+from calc.training.states.base_formats import BASE_FORMATS
 from calc.units import GiB
 from tests.calc.training.models import model
 from tests.latex import assert_formulas_hold
@@ -17,7 +17,7 @@ from tests.latex import assert_formulas_hold
 
 def test_double_quantisation_takes_0_127_bits_a_weight_where_fp32_absmaxes_take_0_5():
     """arXiv 2305.14314, section 3: 8 / 64 + 32 / (64 · 256) = 0.127 bits, a saving of 0.373 bits."""
-    weight, *constants = NF4
+    weight, *constants = BASE_FORMATS["nf4"].stored
     bits = sum(8 * rule.bytes / rule.per for rule in constants)
     assert 8 * weight.bytes / weight.per == 4
     assert bits == 8 / 64 + 32 / (64 * 256)
@@ -82,7 +82,7 @@ def test_leaves_sum_to_the_peak_and_every_formula_is_its_value(name, values, rec
     ("name", "values", "message"),
     [
         ("llama-2-7b", {"recipe": "fp32"}, "method: 'qlora' has recipe pure-bf16"),
-        ("llama-2-7b", {"zero": 3, "dp": 2}, "zero (3) must be at most 2"),
+        ("llama-2-7b", {"zero": 3, "dp": 2, "quantization": "gptq-int4"}, "zero (3) must be at most 2"),
         ("llama-2-7b", {"tp": 2}, "method: 'qlora' is modelled without tensor and expert parallelism"),
         ("mixtral-8x7b-v0.1", {}, "lora_targets: with 'all-linear' peft adapts the experts"),
         (

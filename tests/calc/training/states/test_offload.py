@@ -142,7 +142,7 @@ def test_without_offload_nothing_is_away_and_nothing_moves():
         ({"offload": "parameters"}, "offload: 'parameters' needs zero 3"),
         ({"offload": "optimizer", "dp": 2}, "over several ranks needs zero 2 or 3, and zero is 0"),
         ({"offload": "optimizer", "optimizer": "adamw-8bit"}, "optimizer 'adamw-8bit' on the device"),
-        ({"offload": "optimizer", "method": "lora"}, "method is 'lora'"),
+        ({"offload": "optimizer", "method": "dora"}, "method is 'dora'"),
         ({"offload": "optimizer", "pp": 2, "global_batch": 4}, "pp 2"),
         ({"offload": "optimizer", "objective": "dpo"}, "objective 'dpo'"),
     ],

@@ -1,0 +1,123 @@
+"""litgpt's model, where it departs from transformers': one projection for queries, keys and values with its own LoRA, heads joined
+after their rotation, and a head that gives its logits in chunks, whose losses are taken chunk by chunk in the model's format.
+
+From litgpt 0.3.1 (litgpt/model.py, lora.py, utils.py: chunked_cross_entropy, finetune/lora.py: lm_head_chunk_size=128).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from calc.model.mixers import Attention
+from calc.model.weights import Dim, dim
+from calc.training.autograd import operators as ops
+from calc.training.autograd.adapters import quantised_linear
+from calc.training.autograd.attention import kernel, rotary
+from calc.training.autograd.builder import Builder
+from calc.training.autograd.operators import LONG, ONE
+from calc.training.autograd.tape import FIXED, Value, Weight
+from calc.training.states.tensors import Lora
+from calc.training.transformers.attention import named
+
+
+def attention(b: Builder, x: Value, mixer: Attention, tables: Value) -> Value:
+    """CausalSelfAttention: queries, keys and values are views of one projection's output, which SDPA keeps whole for the values."""
+    t, weights = b.tape, mixer.parts[0].weights
+    a, k, d = (
+        b.local(dim("a", mixer.num_attention_heads)),
+        b.kv_heads(mixer.num_key_value_heads),
+        dim("d", mixer.head_dim),
+    )
+    whole = a * d + k * d + k * d
+    joint = _projection(b, x, mixer, whole)
+    query, key, value = ops.split(t, joint, [a * d, k * d, k * d])
+    if k.size != a.size:  # queries of a group do not lie apart evenly, keys and values are repeated
+        query = ops.copy(t, query, "query", a * d)
+        key, value = ops.copy(t, key, "repeated_key", a * d), ops.copy(t, value, "repeated_value", a * d)
+    del joint
+    width = (mixer.rotary_dim or mixer.head_dim) if mixer.rotary else 0
+    query, key = _turned(b, query, a, width, d, tables), _turned(b, key, a, width, d, tables)
+    mixed = kernel(b, query, key, value, (a, a, d, d), 0, mixer, joined=True)
+    return b.linear(mixed, named(weights, "output"), dim("h", mixer.hidden_size), "output", mixer.modules[3])
+
+
+def _turned(b: Builder, x: Value, heads: Dim, width: int, d: Dim, tables: Value) -> Value:
+    """The turned part of each head, joined to the rest, of which there may be none: a copy all the same."""
+    if not width:
+        return x
+    first = heads * dim("d_r", width)
+    (part,) = ops.slices(b.tape, x, [first])
+    turned = rotary(b, part, tables, "turned")
+    if width == d.size:
+        return ops.join(b.tape, [turned], heads * d, "joined")
+    (rest,) = ops.slices(b.tape, x, [heads * dim("d_p", d.size - width)])
+    return ops.join(b.tape, [turned, rest], heads * d, "joined")
+
+
+def _projection(b: Builder, x: Value, mixer: Attention, out: Dim) -> Value:
+    """LoRAQKVLinear: the projection, plus its update at the places of those that are adapted."""
+    t, lora = b.tape, b.settings.lora
+    matrices = named(mixer.parts[0].weights, "query", "key", "value")
+    weight = b.weight(*(each for each in matrices if each.matmul))
+    biases = tuple(each for each in matrices if not each.matmul)
+    if lora and lora.quantised:
+        y = quantised_linear(t, x, weight, out, "query_key_value", lora)
+    else:
+        y = ops.linear(t, x, weight, out, "query_key_value", b.weight(*biases) if biases else None)
+    return _updated(b, x, y, mixer, lora) if lora else y
+
+
+def _updated(b: Builder, x: Value, y: Value, mixer: Attention, lora: Lora) -> Value:
+    t = b.tape
+    adapted = lora.litgpt_outputs(mixer)
+    if not adapted:
+        return y
+    rank, total = dim("r", lora.rank * len(adapted)), dim("d_out", sum(adapted))
+    down = Weight("lora_A", rank * dim("h", mixer.hidden_size), True, lora.width)
+    up = Weight("lora_B", dim("r", lora.rank) * total, True, lora.width)
+    with t.part("adapter"):
+        dropped = ops.dropout(t, x, lora.dropout, "adapter_dropped")
+        low = ops.linear(t, dropped, down, rank, "lora_A")
+        high = ops.linear(t, low, up, total, "lora_B")  # conv1d with a group for each
+        del dropped, low
+        if len(adapted) < 3:  # zero_pad: index_copy_ keeps what it copies
+            padded = t.new("padded", y.dim, y.extent, y.bytes)
+            meta = (high.dim, high.extent, high.bytes)
+            t.record([high], padded, [high], lambda g, *saved: (t.new("gradient", *meta),))
+            high = padded
+            del padded
+        return ops.add(t, y, ops.scale(t, high, "scaled"), "adapted")
+
+
+CHUNK = 128  # tokens of a sequence whose logits are one tensor
+
+
+def head_and_loss(b: Builder, x: Value, weight: Weight, vocabulary: Dim) -> Value:
+    """The logits of all chunks, which the caller holds, and of each its log-probabilities, in the model's format; backward takes a
+    chunk at a time."""
+    t, lora = b.tape, b.settings.lora
+    chunk = Dim(vocabulary.size * CHUNK, rf"{CHUNK} \cdot {vocabulary.latex}", vocabulary.numbers)
+    blank = Value(t, x.storage, x.dim, None)  # the graph is joined below
+    with t.part("head"):
+        if lora and lora.quantised:
+            logits = quantised_linear(t, blank, weight, vocabulary, "logits", lora)
+        else:
+            logits = ops.linear(t, blank, replace(weight, trains=False), vocabulary, "logits")
+    with t.part("loss"):
+        labels = t.new("labels", ONE, x.extent, LONG)
+        log = t.like(logits, "log_probabilities")
+        out = t.new("loss", ONE, FIXED, logits.bytes)
+
+    meta = (x.dim, x.extent, x.bytes)
+
+    def backward(g: Value, *saved: Value) -> tuple[Value]:
+        made = t.new("gradient", *meta)
+        parts = [t.new("chunk_gradient", chunk, FIXED, meta[2]) for _ in range(2)]
+        parts.clear()
+        if weight.trains:
+            ops.weight_gradient(t, weight)
+        return (made,)
+
+    kept = [log, labels, *([x] if weight.trains or (lora and lora.keeps_input) else [])]
+    t.record([x], out, kept, backward)
+    return out
