@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from calc.training.overhead import FRAGMENTATION, FRAGMENTATION_MOST
+from calc.training.overhead import FRAGMENTATION
 from tests.published.training_memory import (
     HELD_OUT,
     PREDICTED,
     README,
     ROWS,
     UNITS,
-    answer_of,
     error_percent,
+    errors_of,
+    ninetieth,
     predicted,
     summary,
     table,
@@ -40,7 +41,7 @@ def test_a_run_that_ran_out_of_memory_is_predicted_to_need_more_than_there_was(r
 
 
 def test_every_row_says_what_it_measured_and_where_it_stands():
-    assert len(ROWS) - len(HELD_OUT) == 63
+    assert len(ROWS) - len(HELD_OUT) == 215
     assert len(ROWS) == len({row["id"] for row in ROWS})
     for row in ROWS:
         assert row["source"].startswith("https://"), row["id"]
@@ -57,18 +58,28 @@ def test_a_miss_has_its_cause_beside_it():
     assert [row["id"] for row in PREDICTED if abs(row["error_percent"]) > 10 and not row["why"]] == []
 
 
-def test_the_assumed_fragmentation_is_what_megatron_runs_showed_and_its_bound_what_torchtitan_runs_showed():
+def test_the_assumed_fragmentation_is_what_megatron_runs_showed():
     shares = sorted(100 * (row["reserved_mib"] / row["allocated_mib"] - 1) for row in ROWS if "reserved_mib" in row)
     assert (len(shares), round(shares[0], 1), round(median(shares), 1), round(shares[-1], 1)) == (11, 2.8, 4.7, 9.3)
     assert round(median(shares)) == FRAGMENTATION
-    beyond = []
-    for row in PREDICTED:
-        other = any(word in row["why"] for word in ("compiled", "float8", "SimpleFSDP"))
-        if row["counter"] == "peak_reserved" and not other:  # eager runs in 16 bits
-            memory, lines = answer_of(row).worst, answer_of(row).overhead
-            rest = row["measured"] * UNITS[row["unit"]] - memory.peak[1].bytes - memory.idle_pools - lines.workspace
-            beyond.append(100 * rest / memory.peak[1].bytes)
-    assert round(max(beyond)) == FRAGMENTATION_MOST
+
+
+def test_nine_of_ten_rows_of_high_confidence_are_predicted_half_of_them_within_four_percent():
+    rows = [row for row in ROWS if row["confidence"] == "high" and row["measured"]]
+    errors = errors_of(rows)
+    assert len(errors) >= 0.9 * len(rows)
+    assert median(errors) <= 4
+    assert ninetieth(errors) <= 15
+
+
+def test_what_the_allocator_is_modelled_to_reserve_is_what_eager_runs_of_torchtitan_reserved():
+    """With the old root group until July 2025 (pull request 1094): the largest error is that of tensor parallelism over 8 ranks."""
+    other = ("compiled", "float8", "SimpleFSDP", "FSDP1", "not named")
+    rows = [row for row in PREDICTED if (row["program"], row["counter"]) == ("torchtitan", "peak_reserved")]
+    eager = [row for row in rows if not any(word in row["why"] for word in other) and row["confidence"] == "high"]
+    assert len(eager) >= 8
+    assert median(abs(row["error_percent"]) for row in eager) < 4
+    assert max(abs(row["error_percent"]) for row in eager) < 7
 
 
 def test_the_share_within_ten_percent_and_the_median_are_those_of_the_readme():
