@@ -24,23 +24,19 @@ _SHARED = (
     "dropout",
     "method",
     "lora_rank",
-    "lora_dropout",
-    "adapter_format",
-    "modules_to_save",
     "dp",
     "zero",
     "reshard_after_forward",
 )
 # What a trace runs, where a prediction knows more. A flag that is not here must keep its default.
 _TRACED: Mapping[str, tuple[Any, ...]] = {
-    "recipe": ("pure-bf16", "amp", "bf16-autocast", "fp32", "fsdp-bf16"),
+    "recipe": ("pure-bf16", "amp", "fp32", "fsdp-bf16"),
     "zero": (0, 1, 3),
     "reshard_after_forward": (True, False),
     "optimizer": ("adamw", "sgd", "momentum", "adafactor"),
     "recompute": ("none", "full"),
     "attention": ("sdpa", "eager"),
     "method": ("full", "lora", "dora", "qlora"),
-    "adapter_format": ("fp32", "bf16"),
     "loss": (None, "full"),
     "objective": ("pretrain", "sft"),
 }
@@ -56,8 +52,6 @@ _FREE = (
     "dropout",
     "lora_rank",
     "lora_targets",
-    "lora_dropout",
-    "modules_to_save",
     "dp",
 )
 _FLAGS = Command("trace", "", "calc.training.plan", "TrainingPlan", "")  # whose plan gives the flags

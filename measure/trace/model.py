@@ -21,13 +21,7 @@ from measure.trace.options import TraceOptions
 from measure.trace.quantised import fill_quantised, quantise
 
 _IGNORED = ("auto_map", "quantization_config", "dtype", "torch_dtype", "transformers_version", "_name_or_path")
-_DTYPES = {
-    "pure-bf16": torch.bfloat16,
-    "bf16-autocast": torch.bfloat16,
-    "amp": torch.float32,
-    "fp32": torch.float32,
-    "fsdp-bf16": torch.float32,
-}
+_DTYPES = {"pure-bf16": torch.bfloat16, "amp": torch.float32, "fp32": torch.float32, "fsdp-bf16": torch.float32}
 _TRANSFORMERS = f"transformers {transformers.__version__}"
 _SAME_MODEL = {"kimi_k2": "deepseek_v3"}  # published under another name, with the same class and fields
 _TALKATIVE = ("transformers", "torch._subclasses.fake_tensor")
@@ -153,11 +147,10 @@ def _with_adapters(model: nn.Module, options: TraceOptions) -> nn.Module:
         target_modules=targets,
         use_dora=options.method == "dora",
         task_type="CAUSAL_LM",
-        lora_dropout=options.lora_dropout,
-        modules_to_save=list(options.modules_to_save) or None,
+        lora_dropout=0.0,
     )
     try:
-        adapted = get_peft_model(model, adapters, autocast_adapter_dtype=options.adapter_format == "fp32")
+        adapted = get_peft_model(model, adapters)
     except ValueError as error:
         raise InputError(f"lora_targets: peft cannot place adapters: {error}", "lora_targets") from None
     return adapted

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 class TraceOptions:
     """The step to run. Sizes are counts; `rounding` is the allocator's granule in bytes (1 counts exact bytes).
 
-    `recipe` is pure-bf16, amp, bf16-autocast, fp32 or fsdp-bf16 (fp32 shards, gathered in bf16); `attention` sdpa, eager or auto (sdpa where the
+    `recipe` is pure-bf16, amp, fp32 or fsdp-bf16 (fp32 shards, gathered in bf16); `attention` sdpa, eager or auto (sdpa where the
     model's class has it); `recompute` none or full; `method` full, lora, dora or qlora; `dropout` config or off; optimizers are those of
     `measure.trace.optimizers`.
     `accumulation` is the number of micro-batches between two optimizer steps. `layers` is the number of decoder layers that are
     really run before the rest is extended from them: None runs the fewest that show every kind of layer, 0 runs all of them.
     `lora_targets` is a tuple of module names or ("all-linear",); empty leaves peft's own choice for the architecture.
-    `adapter_format` is fp32 or bf16, `modules_to_save` are trained whole beside the adapters.
     `dp` ranks share the work, of which this is rank 0: `zero` 3 shards everything by FSDP2, 1 the optimizer by ZeroRedundancyOptimizer.
     """
 
@@ -31,9 +30,6 @@ class TraceOptions:
     method: str = "full"
     lora_rank: int = 8
     lora_targets: tuple[str, ...] = ()
-    lora_dropout: float = 0.0
-    adapter_format: str = "fp32"
-    modules_to_save: tuple[str, ...] = ()
     dp: int = 1
     zero: int = 0
     reshard_after_forward: bool = True

@@ -116,7 +116,7 @@ def _step(
 def _forward(model: nn.Module, tokens: Tensor, options: TraceOptions) -> Tensor:
     """The loss, and nothing else kept."""
     cast: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-    if options.recipe in ("amp", "bf16-autocast"):
+    if options.recipe == "amp":
         cast = torch.autocast("cpu", dtype=torch.bfloat16)
     with cast:
         loss: Tensor = model(input_ids=tokens, labels=tokens, use_cache=False).loss
