@@ -15,6 +15,7 @@ from calc.flops import token_flops
 from calc.hardware import Gpu
 from calc.kernel_times import kernel_times
 from calc.model.spec import ModelSpec
+from calc.step_time.machine import usual_links
 from calc.training.pipeline_stages import Stage, stages
 
 _FORMULA = {
@@ -121,15 +122,11 @@ def communication(spec: ModelSpec, plan: CommunicationPlan, gpu: Gpu | None = No
 
 
 def topology_of(plan: CommunicationPlan, gpu: Gpu) -> Topology:
-    """The plan's links. A bandwidth that is left out is the GPU's own, and 400 Gbit/s a GPU between nodes, 200 before Hopper."""
+    """The plan's links, or those usual around that GPU."""
+    domain, rate, _ = usual_links(gpu)
     if plan.intra_GBps is not None:
         gpu = replace(gpu, link_bandwidth=plan.intra_GBps * 1e9)
-    return Topology(kernel_times(gpu, plan.times), plan.gpus_per_node, (plan.inter_GBps or _card_GBps(gpu)) * 1e9)
-
-
-def _card_GBps(gpu: Gpu) -> float:
-    older = (gpu.compute_capability or "9.0") < "9" and "." in (gpu.compute_capability or "")
-    return 25.0 if older and not (gpu.compute_capability or "").startswith("1") else 50.0
+    return Topology(kernel_times(gpu, plan.times), plan.gpus_per_node or domain, (plan.inter_GBps or rate) * 1e9)
 
 
 def compute_windows(spec: ModelSpec, plan: CommunicationPlan, topology: Topology) -> Mapping[Overlap, float]:
@@ -161,13 +158,13 @@ def exposed(
 
 def _notes(plan: CommunicationPlan, gpu: Gpu, topology: Topology) -> list[str]:
     notes = list(topology.times.notes)
-    if plan.gpus > plan.gpus_per_node and plan.inter_GBps is None:
+    if plan.gpus > topology.gpus_per_node:
+        if plan.inter_GBps is None:
+            _, rate, source = usual_links(gpu)
+            notes.append(f"inter_GBps: {rate:g} GB/s a GPU between nodes of {topology.gpus_per_node}: {source}")
         notes.append(
-            f"inter_GBps: {topology.network_bandwidth / 1e9:g} GB/s a GPU is assumed between nodes of {plan.gpus_per_node}"
-        )
-    if plan.gpus > plan.gpus_per_node:
-        notes.append(
-            "between nodes: NCCL's own latencies and 94 % of the cards' bandwidth; not measured on these machines"
+            "between nodes: NCCL's own latencies and 94 % of the adapters' bandwidth; against all-reduces of PyTorch on four "
+            "nodes of eight B200 the median error is 12 %, and from 512 KiB to 32 MiB the model is up to 60 % too fast"
         )
     notes.append(
         "exposed: what compute at the rate of large GEMMs does not hide; the program is assumed to overlap where it can"

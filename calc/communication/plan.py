@@ -16,7 +16,9 @@ class CommunicationPlan(TrainingPlan):
     """A training step on nodes of `gpus_per_node` GPUs: ranks fill a node before the next, tensor parallelism innermost, then
     context, data and pipeline parallelism; expert parallelism lies inside data and context parallelism."""
 
-    gpus_per_node: int = Field(8, ge=1, le=1024, description="GPUs of a node, or of a rack's NVLink domain")
+    gpus_per_node: int | None = Field(
+        None, ge=1, le=1024, description="GPUs of a node, or of a rack's NVLink domain; left out: 8, or 72 of an NVL72"
+    )
     intra_GBps: float | None = Field(
         None, gt=0, le=1e6, description="GB/s between GPUs of a node, one way; left out: the GPU's link, or PCIe"
     )
@@ -24,7 +26,7 @@ class CommunicationPlan(TrainingPlan):
         None,
         gt=0,
         le=1e6,
-        description="GB/s of one GPU's network card, one way; left out: 50 (400 Gbit/s), 25 before Hopper",
+        description="GB/s of one GPU's network card, one way; left out: that of the vendor's systems",
     )
     context_exchange: Literal["ring", "all-gather", "all-to-all"] = Field(
         "ring",

@@ -157,10 +157,16 @@ def _collective(times: KernelTimes, kind: str, size: float, ranks: int) -> float
     return float(times.collective(kind, size, ranks))  # type: ignore[arg-type]
 
 
+def usual_links(gpu: Gpu) -> tuple[int, float, str]:
+    """The GPUs of a node or NVLink domain around that GPU, GB/s one way of its network adapter, and whose figure that is."""
+    rate, source = next(((rate, source) for name, rate, source in _NICS if gpu.name.startswith(name)), _OTHER_NIC)
+    return 72 if gpu.name.startswith(_NVL72) else 8, rate, source
+
+
 def network(gpu: Gpu, plan: TimePlan, times: KernelTimes) -> Network:
     """The links that the plan gives, or those usual around that GPU."""
-    domain = plan.gpus_per_node or (72 if gpu.name.startswith(_NVL72) else 8)
-    known = next(((rate, source) for name, rate, source in _NICS if gpu.name.startswith(name)), _OTHER_NIC)
+    usual, rate, source = usual_links(gpu)
+    domain, known = plan.gpus_per_node or usual, (rate, source)
     notes = []
     if plan.gpus > domain and plan.inter_GBps is None:
         notes.append(f"network between domains of {domain} GPUs: {known[0]:g} GB/s a GPU, {known[1]}")

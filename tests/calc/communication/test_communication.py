@@ -115,7 +115,7 @@ def test_seconds_sum_and_exposed_is_never_more():
         assert 0 <= each["exposed_seconds"] <= each["seconds"] * (1 + 1e-9)
         assert isinstance(each["bytes"], int)
         assert each["overlaps"] != "nothing" or each["exposed_seconds"] == pytest.approx(each["seconds"])
-    assert any("assumed between nodes" in note for note in data["notes"])
+    assert any("50 GB/s a GPU between nodes of 8" in note for note in data["notes"])
 
 
 def test_a_faster_network_hides_more():
