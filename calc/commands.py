@@ -86,6 +86,13 @@ _TABLE = (
         suggests="train_and_suggest",
     ),
     Command("serve", "KV cache, weights and what fits when serving", "calc.serving", "ServingPlan", "serve"),
+    Command(
+        "simulate",
+        "a stream of requests through replicas: tail latencies, waste, fleets",
+        "calc.serving.simulation",
+        "SimulationPlan",
+        "simulate_serving",
+    ),
     Command("compute", "FLOPs, training time, cost and energy", "calc.compute", "ComputePlan", "compute"),
     Command(
         "time", "seconds of a training step, by part, and what a run costs", "calc.step_time", "TimePlan", "step_time"

@@ -52,7 +52,10 @@ _AutoGiB = Annotated[float | None, BeforeValidator(_zero_is_auto)]
 
 _ENGINE_FIELDS = {
     "engine_version": ("vllm",),
-    "ep": ("vllm", "sglang"),
+    "ep": ("vllm", "sglang", "tensorrt-llm"),
+    "poll_steps": ("sglang",),
+    "gather_steps": ("tensorrt-llm",),
+    "stream_steps": ("tensorrt-llm",),
     "enforce_eager": ("vllm",),
     "images": ("vllm",),
     "async_scheduling": ("vllm",),

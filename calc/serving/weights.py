@@ -146,6 +146,11 @@ def weights_in(spec: ModelSpec, form: WeightFormat, tp: int = 1, dp: int = 1) ->
     )
 
 
+def scheme_of(spec: ModelSpec, form: WeightFormat, part: Part, weight: Weight, layer: int) -> Scheme:
+    """The scheme that the format stores a weight of that layer in."""
+    return _Store(spec, form, 1).scheme(part, weight, layer)
+
+
 def _experts(layer: Component, parts: tuple[Part, ...]) -> Experts:
     for part in parts:
         if part.expert:

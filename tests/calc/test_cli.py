@@ -75,7 +75,7 @@ def test_a_pipeline_is_answered_with_the_contract_keys():
     assert set(answer["timeline"][0]) == {"stage", "kind", "microbatch", "chunk", "start", "end"}
 
 
-NEED_A_GPU = ("time", "plan", "communication")
+NEED_A_GPU = ("time", "plan", "communication", "simulate")
 
 
 def test_a_step_is_timed_with_the_contract_keys():

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from calc.errors import InputError
+from calc.serving.speed.load import TOKENISE
 from calc.serving.speed.scheduling import Scheduling
 
 
@@ -25,7 +26,7 @@ class Request:
     """Tokens of prompt and output. `arrival` in seconds; None: when the request before it in its `slot` has ended (closed loop).
 
     `cached` tokens of the prompt need not be computed; `shared` of these lie in blocks that other requests use too. `samples`
-    outputs are made from one prompt, whose blocks they share until they write.
+    outputs are made from one prompt, whose blocks they share until they write. `tokenised`: it comes as tokens, not as text.
     """
 
     prompt: int
@@ -35,13 +36,16 @@ class Request:
     cached: int = 0
     shared: int = 0
     samples: int = 1
+    tokenised: bool = False
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a request: seconds of arrival, first token and last token, and how often it was preempted."""
+    """What became of a request: seconds when it arrived, was split into tokens, and gave its first and its last token, and how often it
+    was preempted."""
 
     arrival: float
+    ready: float = 0.0
     first: float = -1.0
     last: float = -1.0
     preempted: int = 0
@@ -79,11 +83,14 @@ class _Replica:
         self.requests, self.rules, self.times = requests, rules, times
         self.cache, self.block, self.a_step = cache, block, made
         self.trace = Trace([Outcome(request.arrival or 0.0) for request in requests])
-        self.now, self.step, self.last_look, self.held_since = 0.0, 0, 0, -1
+        self.now, self.step, self.passes, self.last_look, self.held_since = 0.0, 0, 0, 0, -1
         self.sequences, self.context, self.held, self.owed, self.prefilling = 0, 0.0, 0.0, 0.0, 0.0
         arrivals = [which for which, request in enumerate(requests) if request.arrival is not None]
-        self.future = deque(sorted(arrivals, key=lambda which: requests[which].arrival or 0.0))
-        self.arrived: deque[int] = deque()
+        self.tokenizer = 0.0  # when it is free
+        self.future: deque[int] = deque()
+        for which in sorted(arrivals, key=lambda which: requests[which].arrival or 0.0):
+            self._arrive(which, requests[which].arrival or 0.0)
+        self.arrived: deque[tuple[int, int]] = deque()  # with the passes until then
         self.waiting: deque[int] = deque()
         self.started: dict[int, list[float]] = {}  # tokens computed, tokens to compute
         self.decoding: dict[int, _Decoding] = {}
@@ -107,26 +114,37 @@ class _Replica:
             elif self.decoding:
                 self._decode()
             elif self.waiting or self.arrived:
-                which = (self.waiting or self.arrived)[0]
+                which = self.waiting[0] if self.waiting else self.arrived[0][0]
                 raise InputError(
                     f"request {which} needs more than the {self.cache:,.0f} tokens that the cache holds", "context"
                 )
             elif self.future:
-                self.now = max(self.now, self.requests[self.future[0]].arrival or 0.0)
+                self.now = max(self.now, self.trace.outcomes[self.future[0]].ready)
             else:
                 self.trace.seconds = self.now
                 return self.trace
 
     # arrivals
 
+    def _arrive(self, which: int, moment: float) -> None:
+        """The request is sent; its text passes the tokenizer, which takes one at a time."""
+        outcome, request = self.trace.outcomes[which], self.requests[which]
+        outcome.arrival = moment
+        self.tokenizer = max(self.tokenizer, moment) + (0.0 if request.tokenised else request.prompt * TOKENISE)
+        outcome.ready = self.tokenizer if not request.tokenised else moment
+        self.future.append(which)
+
     def _look(self) -> None:
-        """Queue what has arrived, where the engine looks for requests before this step."""
-        while self.future and (self.requests[self.future[0]].arrival or 0.0) <= self.now:
-            self.arrived.append(self.future.popleft())
-        if self.step - self.last_look >= self.rules.poll_steps or not (self.decoding or self.started):
-            self.waiting.extend(self.arrived)
-            self.arrived.clear()
-            self.last_look = self.step
+        """Queue what has arrived, where the engine looks for requests before this step: the steps that were already on their way then
+        pass first."""
+        while self.future and self.trace.outcomes[self.future[0]].ready <= self.now:
+            self.arrived.append((self.future.popleft(), self.passes))
+        idle = not (self.decoding or self.started)
+        if self.step - self.last_look < self.rules.poll_steps and not idle:
+            return
+        self.last_look = self.step
+        while self.arrived and (idle or self.passes - self.arrived[0][1] >= self.rules.ahead):
+            self.waiting.append(self.arrived.popleft()[0])
 
     def _gathering(self) -> bool:
         """Whether the prompts that wait are held back for more to join them."""
@@ -225,7 +243,7 @@ class _Replica:
         keeps = self._keeps(which)
         self.prefilling -= keeps
         if outcome.first < 0:
-            outcome.first = self.now
+            outcome.first = self.now + (self.rules.streams - 1) * self._a_step_ahead()
         made = self.made.get(which, 0.0) + 1
         self.made[which] = made
         self.decoding[which] = _Decoding(self.step, made)
@@ -235,6 +253,12 @@ class _Replica:
         self.owed -= request.samples
         steps = -int(-(request.output - made) // self.a_step)
         heapq.heappush(self.ends, (self.step + steps, which))
+
+    def _a_step_ahead(self) -> float:
+        """Seconds of a decode step of what decodes now: how long the client waits for each step that is sent with others."""
+        if self.rules.streams == 1 or not self.sequences:
+            return 0.0
+        return self.times.mixed(self.sequences, self.context / self.sequences, 0, 0, 0)
 
     # decoding
 
@@ -247,12 +271,13 @@ class _Replica:
         """Decode steps until something happens: a sequence ends, a request is seen, or the cache is full."""
         steps = max(1, min(self.ends[0][0] - self.step, self._room()))
         if self.arrived:
-            steps = max(1, min(steps, self.last_look + self.rules.poll_steps - self.step))
+            look = self.last_look + self.rules.poll_steps - self.step
+            steps = max(1, min(steps, max(look, self.arrived[0][1] + self.rules.ahead - self.passes)))
         if self.held_since >= 0:
             steps = max(1, min(steps, self.held_since + self.rules.gather_steps - self.step))
         one = self.times.mixed(self.sequences, self.context / self.sequences + self.a_step * steps / 2, 0, 0, 0)
         if self.future:
-            until = (self.requests[self.future[0]].arrival or 0.0) - self.now
+            until = self.trace.outcomes[self.future[0]].ready - self.now
             steps = max(1, min(steps, int(until / one) + 1))
         self._pass(one * steps, steps, self.sequences, 0)
         self._advance(steps)
@@ -260,6 +285,7 @@ class _Replica:
 
     def _pass(self, seconds: float, steps: int, decoding: int, prompts: int) -> None:
         self.now += seconds
+        self.passes += steps
         self.trace.steps.append((seconds / steps, steps, decoding * self.a_step, prompts))
 
     def _advance(self, steps: int) -> None:
@@ -297,9 +323,7 @@ class _Replica:
             self.trace.outcomes[which].last = self.now
             following = self.slots.get(self.requests[which].slot)
             if following:
-                after = following.popleft()
-                self.trace.outcomes[after].arrival = self.now
-                self.arrived.append(after)
+                self._arrive(following.popleft(), self.now)
 
 
 def simulate(

@@ -19,11 +19,17 @@ from calc.model.feed_forward import MLP, MoE
 from calc.model.mixers import Attention, CompressedAttention, Indexer, LatentAttention, Mixer, Recurrence
 from calc.model.spec import Layer, ModelSpec
 from calc.model.weights import Part, Split, Weight
+from calc.serving.formats import WeightFormat
 from calc.serving.speed.precision import gemm_format
 from calc.units import ceil_div
 
 Array = NDArray[np.float64]
 _16BIT = 2  # bytes of an activation
+_KV = {"fp32": "bf16", "q8_0": "int8", "q5_1": "int4", "q5_0": "int4", "q4_1": "int4", "q4_0": "int4"}  # read as
+_QUANTISED = (
+    "fp8_block",
+    "nvfp4",
+)  # the input is quantised by a kernel of its own (vLLM, SGLang; in TensorRT-LLM's tables with the matmul)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,6 @@ class TokenWork:
     count: int
     seconds: Callable[[Array], Array]
     of_replica: bool = False
-    kernels: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +74,19 @@ Work = TokenWork | SequenceWork
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """The operations of one rank; `weights` and `kv` are the formats, `blocks`: fp8 with a scale for each 128 x 128."""
+    """The operations of one rank; `form` and `kv` are the formats of the weights and of the cache."""
 
     spec: ModelSpec
     layout: Layout
     times: KernelTimes
-    weights: str
+    form: WeightFormat
     kv: str
-    blocks: bool
     query: int = 1  # tokens of one sequence in a decode step: 1 and the draft's
+
+    @property
+    def cache(self) -> str:
+        """The cache's format as the kernels read it."""
+        return _KV.get(self.kv, self.kv)
 
     def all(self) -> tuple[Work, ...]:
         """Every operation of a step, but the head: that sees only the sequences that sample."""
@@ -110,6 +119,9 @@ class Operations:
         dp = self.layout.dp
         return self.head(sequences) + sum(work.seconds(sequences * (dp if work.of_replica else 1)) for work in tokens)
 
+    def _format(self, kind: Layer, part: Part, weight: Weight) -> str:
+        return gemm_format(self.spec, self.form, kind, part, weight, self.times.gpu)
+
     def _embedding(self) -> TokenWork:
         h, tp = self.spec.hidden_size, self.layout.tp
 
@@ -117,7 +129,7 @@ class Operations:
             look_up = self.times.memory_bound(tokens * h * _16BIT, tokens * h * _16BIT)
             return look_up + self._all_reduce(tokens) if tp > 1 else look_up
 
-        return TokenWork("embedding", 1, seconds, kernels=2)
+        return TokenWork("embedding", 1, seconds)
 
     def _layer(self, kind: Layer, parts: tuple[Part, ...]) -> Iterator[Work]:
         for mixer in kind.mixers:
@@ -135,8 +147,15 @@ class Operations:
         size = self.spec.hidden_size * _16BIT * 2
         return TokenWork(path, 1, lambda tokens: self.times.memory_bound(tokens * size, tokens * size))
 
+    def _pass(self, read: float, write: float) -> Callable[[Array], Array]:
+        """One kernel that reads and writes so many bytes of each token."""
+        return lambda tokens: self.times.memory_bound(tokens * read, tokens * write)
+
     def _all_reduce(self, tokens: Array) -> Array:
-        size = tokens * self.spec.hidden_size * _16BIT
+        return self._reduced(tokens * self.spec.hidden_size * _16BIT)
+
+    def _reduced(self, size: Array) -> Array:
+        """An all-reduce of so many bytes over the tensor-parallel ranks: the engine's own kernel or NCCL, whichever is faster."""
         ranks = self.layout.tp
         return np.minimum(
             self.times.collective("all_reduce", size, ranks, kernel="custom"),
@@ -153,22 +172,28 @@ class Operations:
             yield from self._matmuls(kind, part)
         if isinstance(mixer, Recurrence):
             yield self._recurrence(mixer)
+            output = next((weight.shape[-1].size for weight in mixer.weights if weight.split is Split.INPUT), 0)
+            width = output // self.layout.tp * _16BIT
+            yield TokenWork(f"{mixer.kind}/gated_norm", 1, self._pass(2 * width, width))
         elif isinstance(mixer, Attention):
-            yield self._rotary(mixer)
+            yield from self._rotary(mixer)
             yield self._attention(mixer)
+            if mixer.gated:
+                width = ceil_div(mixer.num_attention_heads, self.layout.tp) * mixer.head_dim * _16BIT
+                yield TokenWork("attention/gate", 1, self._pass(2 * width, width))
             if mixer.indexer:
-                yield self._index(mixer.indexer)
+                yield from self._index(mixer.indexer)
         elif isinstance(mixer, CompressedAttention):
             yield self._compressed(mixer)
             if mixer.indexer:
-                yield self._index(mixer.indexer)
+                yield from self._index(mixer.indexer)
 
     def _matmuls(self, kind: Layer, part: Part, skip: frozenset[str] = frozenset()) -> Iterator[TokenWork]:
         """The part's matmuls; weights that read the same input run as one."""
         fused: dict[tuple[int, bool, str], list[Weight]] = {}
         for weight in part.weights:
             if weight.matmul and weight.name not in skip:
-                form = gemm_format(self.weights, kind, part, weight, blocks=self.blocks)
+                form = self._format(kind, part, weight)
                 key = (weight.shape[-1].size, weight.split is Split.INPUT, form)
                 fused.setdefault(key, []).append(weight)
         kv = getattr(kind.mixer, "num_key_value_heads", 0) or 1
@@ -176,6 +201,8 @@ class Operations:
             n = sum(self._outputs(weight, kv) for weight in weights)
             k = ceil_div(inputs, self.layout.tp) if row_parallel else inputs
             name = "_".join(weight.name for weight in weights)
+            if form in _QUANTISED and self.times.engine != "trtllm":
+                yield TokenWork(f"{part.name}/quantise", 1, self._pass(k * _16BIT, k))
             yield TokenWork(f"{part.name}/{name}", 1, _gemm(self.times, n, k, form))
 
     def _outputs(self, weight: Weight, kv: int) -> int:
@@ -184,17 +211,17 @@ class Operations:
             return ceil_div(size, min(self.layout.tp, kv))
         return ceil_div(size, self.layout.tp) if weight.split in (Split.OUTPUT, Split.VOCAB) else size
 
-    def _rotary(self, mixer: Attention) -> TokenWork:
-        """Query and key norms, rotation, and the write to the cache: one pass over queries, keys and values."""
+    def _rotary(self, mixer: Attention) -> Iterator[TokenWork]:
+        """Query and key norms, rotation, and the write to the cache: passes over queries, keys and values. A norm over all heads at
+        once (MiniMax-M2) needs the sums of all ranks."""
         heads = ceil_div(mixer.num_attention_heads, self.layout.tp)
         kv = max(1, mixer.num_key_value_heads // self.layout.tp)
         size = (heads + 2 * kv) * mixer.head_dim * _16BIT
-        kernels = 2 if mixer.q_norm or mixer.k_norm else 1
-
-        def seconds(tokens: Array) -> Array:
-            return kernels * self.times.memory_bound(tokens * size, tokens * size)
-
-        return TokenWork("attention/rotary", 1, seconds, kernels=kernels)
+        yield TokenWork("attention/rotary", 1, self._pass(size, size))
+        if mixer.q_norm:
+            yield TokenWork("attention/norms", 1, self._pass(size, size))
+            if self.layout.tp > 1 and mixer.q_norm.size.size > mixer.head_dim:
+                yield TokenWork("all_reduce/norms", 1, lambda tokens: self._reduced(tokens * 8))
 
     def _attention(self, mixer: Attention) -> SequenceWork:
         heads = ceil_div(mixer.num_attention_heads, self.layout.tp)
@@ -211,7 +238,7 @@ class Operations:
                 heads=heads,
                 kv_heads=kv,
                 head_dim=mixer.head_dim,
-                kv_dtype=self.kv,
+                kv_dtype=self.cache,
                 window=window,
             )
 
@@ -223,7 +250,7 @@ class Operations:
                 heads=heads,
                 kv_heads=kv,
                 head_dim=mixer.head_dim,
-                kv_dtype=self.kv,
+                kv_dtype=self.cache,
                 window=window,
             )
 
@@ -237,13 +264,11 @@ class Operations:
         for part in parts:
             yield from self._matmuls(kind, part, skip)
         up = next(weight for weight in parts[0].weights if weight.name == "key_value_up")
-        form = gemm_format(self.weights, kind, parts[0], up, blocks=self.blocks)
-        times, kv, query = self.times, self.kv, self.query
+        form = self._format(kind, parts[0], up)
+        times, kv, query = self.times, self.cache, self.query
         top = mixer.indexer.topk if mixer.indexer else 0
         width = heads * (mixer.head_dim + v) * _16BIT
-        yield TokenWork(
-            "attention/rotary", 1, lambda tokens: times.memory_bound(tokens * width, tokens * width), kernels=2
-        )
+        yield TokenWork("attention/rotary", 1, lambda tokens: times.memory_bound(tokens * width, tokens * width))
         absorb_k, absorb_v = _gemm(times, heads * rank, nope, "bf16"), _gemm(times, heads * v, rank, "bf16")
         expand = _gemm(times, heads * (nope + v), rank, form)
 
@@ -274,10 +299,13 @@ class Operations:
 
         yield SequenceWork("attention/core", 1, decode, prefill)
         if mixer.indexer:
-            yield self._index(mixer.indexer)
+            yield from self._index(mixer.indexer)
 
-    def _index(self, indexer: Indexer) -> SequenceWork:
-        """The indexer scores every key: 1 byte a feature and one fp32 scale, read in each step; matmuls in fp8."""
+    def _index(self, indexer: Indexer) -> Iterator[Work]:
+        """The indexer scores every key: 1 byte a feature and one fp32 scale, read in each step; matmuls in fp8. Before that its key is
+        normalised, and queries and key are rotated, mixed by a Hadamard transform and quantised (DeepSeek-V3.2-Exp, model.py)."""
+        width = (indexer.heads + 1) * indexer.head_dim * _16BIT
+        yield TokenWork("indexer/prepare", 4, self._pass(width, width))
         size, heads, times, query = indexer.head_dim + 4, indexer.heads, self.times, self.query
 
         def decode(batch: Array, context: Array) -> Array:
@@ -289,13 +317,13 @@ class Operations:
             scores = times.gemm(batch * new, keys, heads * indexer.head_dim, dtype="fp8")
             return scores + times.memory_bound(batch * new * keys * 4, batch * new * indexer.topk * 4)
 
-        return SequenceWork("indexer/scores", 1, decode, prefill)
+        yield SequenceWork("indexer/scores", 1, decode, prefill)
 
     def _compressed(self, mixer: CompressedAttention) -> SequenceWork:
         """DeepSeek-V4: a window and the compressed entries, with one head of keys that serve as values."""
         heads, every = ceil_div(mixer.num_attention_heads, self.layout.tp), mixer.compress
         top = mixer.indexer.topk if mixer.indexer else 0
-        times, size, kv = self.times, mixer.head_dim, self.kv
+        times, size, kv = self.times, mixer.head_dim, self.cache
 
         def met(context: Array) -> Array:
             entries = context / every if every else context * 0
@@ -342,9 +370,10 @@ class Operations:
         layout, times, h = self.layout, self.times, self.spec.hidden_size
         by_name = {part.name: part for part in parts}
         yield from self._matmuls(kind, by_name["router"])
+        yield TokenWork("router/choice", 1, self._pass(moe.num_experts * 4, moe.num_experts_per_tok * 8))
         experts = by_name["experts"]
         weight = next(weight for weight in experts.weights if weight.matmul)
-        form = gemm_format(self.weights, kind, experts, weight, blocks=self.blocks)
+        form = self._format(kind, experts, weight)
         if layout.dp > 1:
             yield TokenWork("all_to_all/dispatch", 1, self._dispatch(form), of_replica=True)
 
@@ -358,11 +387,13 @@ class Operations:
                 ep=layout.ep,
                 tp=layout.expert_tp,
                 dtype=form,
+                skew="power_law",
             )
 
-        yield TokenWork("experts", 1, seconds, of_replica=True, kernels=6)
+        yield TokenWork("experts", 1, seconds, of_replica=True)
         if moe.shared and "shared_expert" in by_name:
             yield from self._mlp(kind, by_name["shared_expert"], moe.shared)
+            yield TokenWork("shared_expert/sum", 2 if moe.shared_gate else 1, self._pass(2 * h * _16BIT, h * _16BIT))
         if layout.dp > 1:
             yield TokenWork("all_to_all/combine", 1, self._combine, of_replica=True)
         elif layout.tp > 1:
@@ -378,19 +409,40 @@ class Operations:
 
 
 def recurrence(times: KernelTimes, mixer: Recurrence, tp: int) -> SequenceWork:
-    """The states of one sequence are read and written once a decode step; prefill does its FLOPs, and passes its inputs."""
-    states = sum(state.elements.size * (4 if state.dtype == "fp32" else 2) for state in mixer.states) / tp
+    """The scan with its short convolution: from tables of the gated delta rule, for other recurrences from bytes and FLOPs.
+
+    There the states of a sequence are read and written once a decode step; prefill passes its inputs, and does its FLOPs in chunks.
+    """
+    path = f"{mixer.kind}/scan"
+    outputs = {weight.name: weight.shape[0].size for weight in mixer.weights if weight.matmul}
+    states = {state.name: state.elements.size for state in mixer.states}
+    if "delta_state" in states and {"beta", "gate", "query_key_value"} <= outputs.keys():
+        value_heads, values = outputs["beta"], outputs["gate"]
+        key_dim = states["delta_state"] // values
+        shape = {
+            "k_heads": ceil_div((outputs["query_key_value"] - values) // 2 // key_dim, tp),
+            "v_heads": ceil_div(value_heads, tp),
+            "head_k_dim": key_dim,
+            "head_v_dim": values // value_heads,
+        }
+        return SequenceWork(
+            path,
+            1,
+            lambda batch, context: times.linear_attention(batch=batch, query=1, **shape) + 0 * context,
+            lambda batch, new, context: times.linear_attention(batch=batch, query=new, **shape) + 0 * context,
+        )
+    size = sum(state.elements.size * (4 if state.dtype == "fp32" else 2) for state in mixer.states) / tp
     width = sum(weight.shape[0].size for weight in mixer.weights if weight.matmul and weight.split is Split.OUTPUT) / tp
     flops = mixer.flops.size / tp
 
     def decode(batch: Array, context: Array) -> Array:
-        return 2 * times.memory_bound(batch * states / 2 + 0 * context, batch * states / 2)
+        return 2 * times.memory_bound(batch * size / 2 + 0 * context, batch * size / 2)
 
     def prefill(batch: Array, new: Array, context: Array) -> Array:
         passes = 4 * times.memory_bound(batch * new * width * _16BIT + 0 * context, batch * new * width * _16BIT)
         return passes + times.gemm(batch * new, max(1, int(flops // 256)), 128, dtype="bf16")
 
-    return SequenceWork(f"{mixer.kind}/scan", 1, decode, prefill)
+    return SequenceWork(path, 1, decode, prefill)
 
 
 def _gemm(times: KernelTimes, n: int, k: int, form: str) -> Callable[[Array], Array]:

@@ -26,10 +26,19 @@ class SpeedOptions(BaseModel):
         lt=1,
         description="lengths are drawn evenly from 1 - spread to 1 of prompt and output; 0: all are equal",
     )
-    rounds: float = Field(
-        10.0, ge=1, le=1e9, description="requests that each user sends one after another; all first ones arrive at once"
+    rounds: int = Field(
+        10,
+        ge=0,
+        le=10**9,
+        description="requests that each user sends one after another; all first ones arrive at once. 0: a steady stream, spread evenly",
     )
     cached_prompt: int = Field(0, ge=0, le=2**24, description="prompt tokens found in the prefix cache")
+    repeated_prompts: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of the requests after the first round whose whole prompt is in the prefix cache",
+    )
     batching: Batching = Field("continuous", description="static: a batch waits until its last sequence has ended")
     draft_tokens: int = Field(
         0, ge=0, le=64, description="speculative decoding: tokens drafted for each step, checked at once"
@@ -42,6 +51,9 @@ class SpeedOptions(BaseModel):
     )
     poll_steps: int = Field(
         1, ge=1, le=10_000, description="SGLang's --scheduler-recv-interval: steps between looks at arrivals"
+    )
+    stream_steps: int = Field(
+        1, ge=1, le=10_000, description="TensorRT-LLM's stream_interval: steps whose tokens go to the client together"
     )
     gather_steps: int = Field(
         0,

@@ -15,8 +15,10 @@ class Scheduling:
 
     `mixes`: prompts are computed in the same step as tokens that decode; if not, they come first and decoding waits.
     `chunks`: a prompt may be split over steps. `step_tokens` and `sequences` bound one step; `by_memory` has both by the least memory
-    of a GPU, largest first. `reserves` is the share of its output that a request must have cache for before it starts. `poll_steps`:
-    decode steps between two looks at what has arrived. `gathers`: prompts wait until so many are there, at most `gather_steps`
+    of a GPU, largest first. `graph_tokens`: steps with prompts up to so many tokens run in pieces of CUDA graphs, larger ones launch
+    every operation from the host. `reserves` is the share of its output that a request must have cache for before it starts.
+    `ahead`: steps already on their way when a request comes. `poll_steps`: decode steps between two looks at what has come.
+    `streams`: steps whose tokens go to the client together. `gathers`: prompts wait until so many are there, at most `gather_steps`
     decode steps (TensorRT-LLM balances its data-parallel ranks so). `static`: a batch ends before the next starts.
     """
 
@@ -28,6 +30,9 @@ class Scheduling:
     by_memory: tuple[tuple[int, int, int], ...] = ()
     reserves: float = 0.0
     poll_steps: int = 1
+    ahead: int = 1
+    streams: int = 1
+    graph_tokens: int = 0
     gathers: int = 1
     gather_steps: int = 0
     static: bool = False
@@ -39,6 +44,7 @@ VLLM = Scheduling(
     step_tokens=8192,
     sequences=1024,
     by_memory=((160 * GiB, 16_384, 1024), (70 * GiB, 8192, 1024), (0, 2048, 256)),
+    graph_tokens=512,
     source="vLLM v1: running sequences first, then prompts in chunks, up to max_num_batched_tokens (v1/core/sched/scheduler.py; "
     "defaults in engine/arg_utils.py, where an A100 counts as small)",
 )

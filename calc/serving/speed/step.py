@@ -13,6 +13,10 @@ from calc.serving.speed.operations import Operations, SequenceWork, TokenWork
 from calc.serving.speed.tables import Grid
 
 Array = NDArray[np.float64]
+# The host's time to launch one operation of a step outside a CUDA graph: what an eager quantised matmul of vLLM takes at the least on
+# H100 and H200 in the kernel tables (its kernel 4 µs). TensorRT-LLM says the same of the whole step: DeepSeek-R1 at batch 1 on 8 B200 is
+# 7.2 times slower without graphs (tech blog 2), about 65 µs for each of our operations.
+LAUNCH = 55e-6
 _TOKENS = (0, 18 * 4 + 1, 4)  # 1 to 262,144, four knots a doubling
 _SEQUENCES = (0, 14 * 2 + 1, 2)
 _CONTEXT = (6, 19, 1)  # 64 to 16,777,216
@@ -24,21 +28,21 @@ _QUERY = (4, 15, 1)  # 16 to 262,144
 class StepTimes:
     """The operations of a step, summed on grids: reading one takes microseconds.
 
-    `host` is the time between steps that the GPU waits for the engine, `eager` the host's time to launch one kernel where the
-    step runs outside a CUDA graph, `graph_tokens` the most tokens that a graph is captured for.
+    A step with prompts of more than `graph_tokens` launches each operation from the host, a smaller one its attention alone: the
+    step takes at least that long. `eager`: so does every decode step.
     """
 
     operations: Operations
-    host: float = 0.0
-    eager: float = 0.0
     graph_tokens: int = 512
+    eager: bool = False
     _rank: Grid = field(init=False, repr=False)
     _replica: Grid = field(init=False, repr=False)
     _head: Grid = field(init=False, repr=False)
     _decode: Grid = field(init=False, repr=False)
     _prefill: Grid = field(init=False, repr=False)
     _draft: Grid = field(init=False, repr=False)
-    launches: int = field(init=False)
+    launch: float = field(init=False)
+    launch_attention: float = field(init=False)
 
     def __post_init__(self) -> None:
         works = self.operations.all()
@@ -57,7 +61,7 @@ class StepTimes:
         def prefill(n: Array, new: Array, context: Array) -> Any:
             return sum(work.count * work.prefill(n, new, context) for work in mixing) + 0 * n
 
-        kernels = sum(work.count * (work.kernels if isinstance(work, TokenWork) else 2) for work in works)
+        launch = LAUNCH if self.operations.times.source != "roofline" else 0.0
         for name, value in (
             ("_rank", Grid(of_rank, _TOKENS)),
             ("_replica", Grid(of_replica, _TOKENS)),
@@ -65,7 +69,8 @@ class StepTimes:
             ("_decode", Grid(decode, _SEQUENCES, _CONTEXT)),
             ("_prefill", Grid(prefill, _PREFILLS, _QUERY, _CONTEXT)),
             ("_draft", Grid(self.operations.draft, _SEQUENCES)),
-            ("launches", kernels),
+            ("launch", launch * sum(work.count for work in works)),
+            ("launch_attention", launch * sum(work.count for work in mixing)),
         ):
             object.__setattr__(self, name, value)
 
@@ -87,7 +92,11 @@ class StepTimes:
         total = (
             total + _where(sequences, self._decode(own, context)) + _where(prefills, self._prefill(full, new, cached))
         )
-        return total + self.host
+        tokens = sequences * query + prefills * new
+        pieces = tokens <= self.graph_tokens
+        host = self.launch_attention * pieces + self.launch * (1 - pieces)
+        floor = self.launch if self.eager else _where(prefills, host)
+        return _larger(total, floor)
 
     def components(self, sequences: float, context: float) -> tuple[Component, ...]:
         """The operations of one decode step as a tree of seconds."""
@@ -101,9 +110,12 @@ class StepTimes:
                 seconds = work.decode(own, np.array([float(context)]))
             _put(tree, work.path.split("/"), work.count * float(np.asarray(seconds).ravel()[0]))
         _put(tree, ["head"], float(self.operations.head(own * query)[0]))
-        if self.host:
-            _put(tree, ["host"], self.host)
         return _components(tree)
+
+
+def _larger(one: Any, other: Any) -> Any:
+    arrays = isinstance(one, np.ndarray) or isinstance(other, np.ndarray)
+    return np.maximum(one, other) if arrays else max(one, other)
 
 
 def _where(number: Any, seconds: Any) -> Any:

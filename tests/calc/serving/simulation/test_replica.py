@@ -10,8 +10,13 @@ from calc.serving.simulation.blocks import BlockPool
 from calc.serving.simulation.replica import Request, simulate
 from calc.serving.speed.scheduling import Scheduling
 
-MIXED = Scheduling(mixes=True, chunks=True, step_tokens=8192, sequences=1024, source="")
-PROMPTS_FIRST = Scheduling(mixes=False, chunks=True, step_tokens=8192, sequences=1024, source="")
+MIXED = Scheduling(mixes=True, chunks=True, step_tokens=8192, sequences=1024, source="", ahead=0)
+PROMPTS_FIRST = Scheduling(mixes=False, chunks=True, step_tokens=8192, sequences=1024, source="", ahead=0)
+
+
+@pytest.fixture(autouse=True)
+def no_tokenizer(monkeypatch):
+    monkeypatch.setattr("calc.serving.simulation.replica.TOKENISE", 0.0)
 
 
 class Linear:
@@ -31,7 +36,7 @@ def test_one_at_a_time_with_random_arrivals_is_an_m_d_1_queue(load):
     for _ in range(40_000):
         now += draw.expovariate(load)
         requests.append(Request(8, 1, now))
-    one = Scheduling(mixes=False, chunks=False, step_tokens=8, sequences=1, source="")
+    one = Scheduling(mixes=False, chunks=False, step_tokens=8, sequences=1, source="", ahead=0)
     trace = simulate(requests, one, Linear(prompt=1.0))
     wait = sum(each.first - each.arrival - 1.0 for each in trace.outcomes) / len(requests)
     assert wait == pytest.approx(load / (2 * (1 - load)), rel=0.05)
@@ -40,7 +45,7 @@ def test_one_at_a_time_with_random_arrivals_is_an_m_d_1_queue(load):
 def test_a_static_batch_waits_for_its_longest():
     draw = random.Random(2)
     outputs = [draw.randint(2, 200) for _ in range(64)]
-    rules = Scheduling(mixes=False, chunks=False, step_tokens=10**6, sequences=8, source="", static=True)
+    rules = Scheduling(mixes=False, chunks=False, step_tokens=10**6, sequences=8, source="", ahead=0, static=True)
     trace = simulate([Request(16, output) for output in outputs], rules, Linear(decode=1.0))
     longest = sum(max(outputs[at : at + 8]) - 1 for at in range(0, 64, 8))
     assert trace.seconds == pytest.approx(longest)
@@ -81,7 +86,7 @@ def test_a_full_cache_preempts_the_newest_and_everything_still_ends():
     assert trace.most_cached <= 1500
     assert all(each.last > each.first >= 0 for each in trace.outcomes)
     assert trace.outcomes[0].preempted == 0
-    reserving = Scheduling(mixes=True, chunks=True, step_tokens=8192, sequences=1024, source="", reserves=1.0)
+    reserving = Scheduling(mixes=True, chunks=True, step_tokens=8192, sequences=1024, source="", ahead=0, reserves=1.0)
     queued = simulate(requests, reserving, Linear(decode=1.0), cache_tokens=1510, block=1)
     assert queued.preemptions == 0
     assert queued.seconds == pytest.approx(2 * 199, abs=3)  # five at a time

@@ -1,0 +1,161 @@
+"""The step's operations and the closed forms of a load, against each other, against the simulator and against bounds."""
+
+import random
+
+import numpy as np
+import pytest
+
+from calc.catalogue import load
+from calc.hardware import gpu
+from calc.serving import ServingPlan, serve
+from calc.serving.capacity import Capacity
+from calc.serving.simulation.replica import Request, simulate
+from calc.serving.speed.estimate import load_of, rules_of, step_times
+from calc.serving.speed.load import Load, pace
+from calc.serving.speed.scheduling import scheduling
+
+H100 = gpu("h100-sxm-80gb")
+MODEL = load("meta-llama-3.1-8b")
+FREE = Capacity(None, None, None, None, None)
+
+
+def plan(**changes):
+    fields = {"engine": "vllm", "weights": "bf16", "kv_dtype": "bf16", "concurrency": 32, "prompt": 2048, "output": 512}
+    return ServingPlan(**{"context": 8192, **fields, **changes})
+
+
+def test_the_breakdown_of_a_step_sums_to_it_and_is_slower_than_the_roofline():
+    answer = serve(MODEL, plan(), H100)
+    step = answer.speed.step
+    assert sum(row.value for row in step.rows()) == pytest.approx(step.total)
+    assert len({row.path for row in step.rows()}) == len(step.rows())
+    assert answer.speed.ideal.tpot_s < step.total < answer.speed.tpot_s
+    assert answer.speed.low.tpot_s < answer.speed.tpot_s < answer.speed.high.tpot_s
+    assert answer.speed.source == "table h100-sxm-80gb"
+
+
+def test_the_grid_of_a_step_agrees_with_its_operations():
+    steps = step_times(MODEL, plan(), H100)
+    for sequences, context in [(1, 100), (7, 900), (32, 2300), (200, 5000)]:
+        exact = sum(part.total for part in steps.components(sequences, context))
+        assert steps.decode(sequences, context) == pytest.approx(exact, rel=0.03)
+
+
+def test_numbers_and_arrays_give_the_same_pace():
+    steps, rules = step_times(MODEL, plan(), H100), rules_of(plan(), H100)
+    many = pace(Load(np.array([1.0, 8.0, 64.0]), 2048, 512, spread=0.2), rules, steps)
+    for at, users in enumerate((1, 8, 64)):
+        one = pace(Load(users, 2048, 512, spread=0.2), rules, steps)
+        assert many.ttft[at] == pytest.approx(float(one.ttft))
+        assert many.tpot[at] == pytest.approx(float(one.tpot))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+@pytest.mark.parametrize("users", [16, 128])
+def test_the_closed_form_agrees_with_the_simulator_at_saturation(engine, users):
+    asked = plan(engine=engine, concurrency=users, length_spread=0.2)
+    steps, rules, draw = step_times(MODEL, asked, H100), rules_of(asked, H100), random.Random(0)
+    requests = [
+        Request(
+            round(2048 * (1 - 0.2 * draw.random())),
+            round(512 * (1 - 0.2 * draw.random())),
+            0.0 if at < users else None,
+            at % users,
+        )
+        for at in range(10 * users)
+    ]
+    trace = simulate(requests, rules, steps)
+    pairs = list(zip(requests, trace.outcomes, strict=True))
+    tpot = sum((each.last - each.first) / (request.output - 1) for request, each in pairs) / len(pairs)
+    found = pace(load_of(asked, FREE), rules, steps)
+    assert float(found.tpot) == pytest.approx(tpot, rel=0.05)
+    tokens = sum(request.output for request in requests) / trace.seconds
+    assert float(found.tokens_per_s) == pytest.approx(
+        tokens, rel=0.1
+    )  # the run's end, when slots fall idle, is in the simulator's
+
+
+def test_more_users_are_slower_each_and_faster_together():
+    steps, rules = step_times(MODEL, plan(), H100), rules_of(plan(), H100)
+    found = pace(Load(2.0 ** np.arange(9), 2048, 512, spread=0.2), rules, steps)
+    assert np.all(np.diff(found.tpot) > 0)
+    assert np.all(np.diff(found.ttft) > 0)
+    assert np.all(np.diff(found.tokens_per_s) > 0)
+
+
+def test_what_does_not_fit_queues_by_littles_law():
+    steps, rules = step_times(MODEL, plan(), H100), rules_of(plan(), H100)
+    half, all_in = pace(Load(64, 2048, 512, fits=32), rules, steps), pace(Load(32, 2048, 512), rules, steps)
+    whole = all_in.ttft + 511 * all_in.tpot
+    assert half.queued == pytest.approx(float(whole))
+    assert half.tokens_per_s == pytest.approx(float(all_in.tokens_per_s))
+
+
+def test_a_draft_makes_the_expected_tokens_and_its_own_passes():
+    drafted = plan(draft_tokens=3, draft_acceptance=0.5)
+    assert drafted.tokens_a_step == pytest.approx(1 + 0.5 + 0.25 + 0.125)
+    plain, fast = step_times(MODEL, plan(), H100), step_times(MODEL, plan(draft_tokens=3), H100)
+    assert plain.decode(4, 1000) < fast.decode(4, 1000) < 1.5 * plain.decode(4, 1000)
+
+
+def test_without_cuda_graphs_a_small_step_takes_as_long_as_its_launches():
+    eager, graphs = step_times(MODEL, plan(enforce_eager=True), H100), step_times(MODEL, plan(), H100)
+    assert eager.decode(1, 1000) == pytest.approx(eager.launch)
+    assert eager.launch > 1.5 * graphs.decode(1, 1000)
+
+
+def test_tensor_parallelism_adds_two_all_reduces_a_layer():
+    one, two = (step_times(MODEL, plan(tp=tp), H100).components(8, 1000) for tp in (1, 2))
+    names = [{path for part in parts for path in _paths(part)} for parts in (one, two)]
+    assert names[1] - names[0] == {
+        "layers/all_reduce",
+        "layers/all_reduce/mixer",
+        "layers/all_reduce/feed_forward",
+    }
+
+
+def _paths(part, prefix=""):
+    path = f"{prefix}{part.name}"
+    return {path}.union(*(_paths(child, f"{path}/") for child in part.children))
+
+
+@pytest.mark.parametrize(
+    ("name", "card", "fields"),
+    [
+        ("deepseek-r1", "b200-180gb", {"tp": 1, "dp": 8, "ep": 8, "engine": "tensorrt-llm"}),
+        ("qwen3.5-397b-a17b", "h200-141gb", {"tp": 8, "ep": 8, "engine": "sglang"}),
+        ("gpt-oss-120b", "a100-sxm-80gb", {"tp": 2}),
+        ("glm-5", "b300-288gb", {"tp": 8}),
+        ("deepseek-v4-pro", "b200-180gb", {"tp": 8}),
+        ("mixtral-8x7b-v0.1", "rtx-4090-24gb", {"tp": 4, "weights": "gptq-int4"}),
+        ("meta-llama-3.1-8b", "mi300x-192gb", {}),
+        ("qwen3-0.6b", "t4-16gb", {"weights": "fp16"}),
+    ],
+)
+def test_every_kind_of_layer_and_card_has_an_answer(name, card, fields):
+    found = serve(
+        load(name), ServingPlan(context=4096, prompt=2048, output=256, concurrency=8, **fields), gpu(card)
+    ).speed
+    assert 0 < found.ideal.tpot_s < found.tpot_s < 1
+    assert 0 < found.ideal.ttft_s < found.ttft_s < 60
+
+
+def test_a_card_without_fp8_multiplies_in_16_bits_and_reads_8():
+    a100 = gpu("a100-sxm-80gb")
+    eight, sixteen = (serve(MODEL, plan(weights=name), a100).speed for name in ("fp8", "bf16"))
+    assert eight.ideal.tpot_s is None
+    assert any("fp8 needs compute capability 8.9" in note for note in eight.notes)
+    assert eight.tpot_s < sixteen.tpot_s
+
+
+def test_the_roofline_is_one_word_away():
+    ideal = serve(MODEL, plan(times="roofline"), H100).speed
+    assert (ideal.source, ideal.step, ideal.low) == ("roofline", None, None)
+    assert serve(MODEL, plan(), H100).speed.ideal.tpot_s == ideal.tpot_s
+
+
+def test_engines_differ_in_their_rules():
+    assert scheduling("vllm", H100).step_tokens == 8192
+    assert scheduling("vllm", gpu("b200-180gb")).step_tokens == 16_384
+    assert not scheduling("sglang", H100).mixes
+    assert not scheduling("tensorrt-llm", H100).chunks

@@ -1,0 +1,67 @@
+"""How the published serving runs were started: the options that change the speed, from the public scripts that started them.
+
+InferenceX (formerly InferenceMAX, SemiAnalysis; Apache-2.0), https://github.com/SemiAnalysisAI/InferenceX, by date of the run:
+benchmarks/single_node/MODEL_PRECISION_GPU*.sh (before 2026-02-19 benchmarks/), .github/configs/nvidia-master.yaml for the layouts with
+multi-token prediction, benchmarks/benchmark_lib.sh for the client: all requests at once, ten prompts a slot, lengths drawn evenly
+from 0.8 to 1.0 of the nominal. Commits read: 7f11856 (2026-02-06), 626932a (2026-03-28), 8c3eb5b (2026-04-22).
+The other runs (NVIDIA's own) name no options: they are taken with every length equal and the engine's defaults. Of those on vLLM the
+rows themselves show that most prompts came from the prefix cache, which vLLM has on by default: the prompts of Llama-3.1-8B in fp8 ask
+for more than the GPU's dense peak (2,000 tokens at 64 in flight: 1.9 of 1.98 PFLOP/s, decoding left out; 4,000 on two GPUs more). They are
+taken as drawn from 100 prompts, the number that NVIDIA's client makes where nothing else is said (AIPerf, GenAI-Perf:
+--num-dataset-entries), ten to a slot: an inference, not a fact of the source.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_MTP_VERSIONS = {("1.1.0rc2.post2", "2026-01-14"), ("1.2.0rc6.post3", "2026-02-05"), ("1.2.0rc6.post3", "2026-02-06")}
+_TRT_LEAST = {"1.2.0rc6.post2"}  # from 2026-01-29 on at least 8,192 tokens a step
+
+
+def recipe(row: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a serving plan that the run's script sets."""
+    if not row["dump"].startswith("inferencex"):
+        later = 9 * row["concurrency"]
+        repeated = 1 - min(1.0, max(0, 100 - row["concurrency"]) / later)
+        return {"repeated_prompts": repeated} if row["engine"] == "vllm" else {}
+    found: dict[str, Any] = {"length_spread": 0.2}
+    model = row["model"]
+    if row["engine"] == "trtllm":
+        found |= _trtllm(row)
+    elif row["engine"] == "sglang":
+        found |= _sglang(row)
+    elif model.startswith("minimax"):
+        found["max_batched_tokens"] = 2 * row["isl"]
+    elif model.startswith("gpt-oss"):
+        found["max_batched_tokens"] = 8192
+    return found
+
+
+def _trtllm(row: dict[str, Any]) -> dict[str, Any]:
+    """max_num_tokens holds one prompt and the sequences that decode; attention ranks wait up to 60 steps for each other's prompts."""
+    if row["model"].startswith("gpt-oss"):
+        return {"max_batched_tokens": 20_000, "stream_steps": 20}
+    drafted = (row["engine_version"], row["day"]) in _MTP_VERSIONS
+    draft = 0 if not drafted else 1 if row["dp"] > 1 else 3
+    batch = row["concurrency"] // row["dp"] * (draft + 1) if drafted else row["concurrency"]
+    tokens = (batch + row["isl"] + 127) // 64 * 64
+    least = 8192 if row["engine_version"] in _TRT_LEAST else 0
+    found = {"max_batched_tokens": max(tokens, least), "draft_tokens": draft, "stream_steps": 10}
+    return found | ({"gather_steps": 60} if row["dp"] > 1 else {})
+
+
+def _sglang(row: dict[str, Any]) -> dict[str, Any]:
+    """Chunks of 32,768 tokens and a look at what has arrived every 10 or, from 16 requests on, 30 steps; Hopper has its own."""
+    blackwell = row["gpu"].startswith("b")
+    model = row["model"]
+    if not blackwell:
+        return {
+            "max_batched_tokens": 16_384 if model.startswith("qwen3.5") else 8192 if model.startswith("glm") else 32_768
+        }
+    found: dict[str, Any] = {"max_batched_tokens": 32_768}
+    if not model.startswith("glm"):
+        found["poll_steps"] = 30 if row["concurrency"] >= 16 else 10
+    if model.startswith("qwen3.5") and row["day"] == "2026-03-20":
+        found["draft_tokens"] = 3
+    return found
