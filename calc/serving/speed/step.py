@@ -81,22 +81,19 @@ class StepTimes:
     def mixed(self, sequences: Any, context: Any, prefills: Any, new: Any, cached: Any) -> Any:
         """Seconds of a step with decoding sequences and with `prefills` prompts of `new` tokens each after `cached` ones."""
         dp, query = self.operations.layout.dp, self.operations.query
-        own, full = sequences / dp, prefills / dp
-        if isinstance(full, float | int):
-            full = float(-(-prefills // dp))
-        decoding, prefilling = own * query, full * new
-        total = self._rank(decoding + prefilling) + self._replica(sequences * query + prefills * new)
-        total = total + self._head(own * query + full)
+        own, tokens = sequences / dp, sequences * query + prefills * new
+        full = (
+            prefills / dp if isinstance(prefills, np.ndarray) else float(-(-prefills // dp))
+        )  # of the rank with the most
+        total = self._rank(own * query + full * new) + self._replica(tokens) + self._head(own * query + full)
         if query > 1:
             total = total + _where(sequences, (query - 1) * self._draft(own))
-        total = (
-            total + _where(sequences, self._decode(own, context)) + _where(prefills, self._prefill(full, new, cached))
-        )
-        tokens = sequences * query + prefills * new
+        total = total + _where(sequences, self._decode(own, context))
+        if isinstance(prefills, np.ndarray) or prefills:
+            total = total + _where(prefills, self._prefill(full, new, cached))
         pieces = tokens <= self.graph_tokens
         host = self.launch_attention * pieces + self.launch * (1 - pieces)
-        floor = self.launch if self.eager else _where(prefills, host)
-        return _larger(total, floor)
+        return _larger(total, self.launch if self.eager else _where(prefills, host))
 
     def components(self, sequences: float, context: float) -> tuple[Component, ...]:
         """The operations of one decode step as a tree of seconds."""
