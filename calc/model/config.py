@@ -9,12 +9,11 @@ from typing import Any, Final
 
 from calc.errors import InputError
 from calc.model.defaults import class_defaults
-from calc.model.families import FAMILIES
+from calc.model.families.names import Reading, fallback, reading
 from calc.model.fields import Fields
 from calc.model.spec import ModelSpec
 from calc.quantization.declared import declared
 
-_HEADS: Final = ("ForCausalLM", "LMHeadModel")  # what a model_type stands for when a config names no class
 LARGEST_CONFIG: Final = 2 * 2**20  # bytes; the largest config.json in use is under 100 KiB
 
 
@@ -44,44 +43,31 @@ def parse_config(text: str | bytes) -> dict[str, Any]:
     return data
 
 
-def architecture_of(config: Mapping[str, Any]) -> str:
-    """The class that `architectures` names; without one, that of the `model_type`. InputError when there is neither."""
-    found = config.get("architectures")
-    if found is None and isinstance(config.get("model_type"), str):
-        found = [
-            name for name, family in FAMILIES.items() if name.endswith(_HEADS) and family.module == config["model_type"]
-        ]
-    if not isinstance(found, list) or not found or not isinstance(found[0], str) or len(found[0]) > 100:
-        raise InputError.of("architectures", found, 'it must name the model class, such as ["LlamaForCausalLM"]')
-    return found[0]
-
-
 def from_config(config: Mapping[str, Any], name: str = "model") -> ModelSpec:
     """The spec of a config.json. InputError names the field, its value and what is allowed; an unsupported class by its name."""
-    architecture = architecture_of(config)
-    if architecture not in FAMILIES:
-        raise InputError(_unsupported(architecture), "architectures")
-    family = FAMILIES[architecture]
-    fields = Fields(config, defaults=class_defaults().get(architecture))
+    found = reading(config)
+    try:
+        spec, fields = _read(found)
+    except InputError as error:
+        found = fallback(config, found, error)
+        spec, fields = _read(found)
     if config.get("architectures") is None:
-        fields.assumptions.append(f"architectures = {architecture} (not in the config; what its model_type stands for)")
-    spec = family.read(fields)
+        fields.assumptions.append(f"architectures = {found.name} (not in the config; what its model_type stands for)")
     quantization = declared(config)
     return replace(
         spec,
         name=name,
-        architecture=architecture,
-        source=family.source,
-        url=family.url,
+        architecture=found.architecture,
+        source=found.family.source,
+        url=found.family.url,
         assumptions=tuple(dict.fromkeys((*spec.assumptions, *fields.assumptions))),
         unread=tuple(fields.unread()),
         quantization=quantization,
-        notes=(*spec.notes, *(quantization.notes if quantization else ())),
+        notes=(*found.notes, *spec.notes, *(quantization.notes if quantization else ())),
     )
 
 
-def _unsupported(architecture: str) -> str:
-    return (
-        f"architectures: {architecture!r} is not understood (python -m calc models lists what is); "
-        "python -m measure trace counts any class that the installed transformers knows"
-    )
+def _read(found: Reading) -> tuple[ModelSpec, Fields]:
+    fields = Fields(found.data, defaults=class_defaults().get(found.known))
+    fields.assumptions += found.assumptions
+    return found.family.read(fields), fields

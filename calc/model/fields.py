@@ -165,6 +165,9 @@ class Fields:
         """A nested config (`text_config`). InputError when it is missing or is not an object. `defaults` are those of the class
         that reads it, where the parent's class does not name one."""
         key, value = self._take(keys)
+        if value is None and self.name(key) in self.class_defaults:
+            self.assumptions.append(f"{self.name(key)} = the model class's default (not in the config)")
+            value = {}
         if value is None:
             raise InputError(f"{self.name(key)}: missing; it must be an object", self.name(key))
         if not isinstance(value, dict):

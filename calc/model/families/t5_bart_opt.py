@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from calc.errors import InputError
@@ -13,7 +13,7 @@ from calc.model.feed_forward import MLP
 from calc.model.fields import MOST_LAYERS, Fields
 from calc.model.mixers import Attention
 from calc.model.spec import Layer, ModelSpec, Stack, Tower
-from calc.model.weights import Norm, Part, Split, Weight, dim, linear
+from calc.model.weights import Norm, Part, Split, Weight, convolution, dim, linear
 
 
 def _t5_attention(fields: Fields, causal: bool, relative: bool = False) -> Attention:
@@ -237,6 +237,36 @@ def biogpt(fields: Fields) -> ModelSpec:
     return _prenorm_decoder(fields, "intermediate_size", 2)
 
 
+def whisper(fields: Fields) -> ModelSpec:
+    """Whisper (arXiv 2212.04356): the decoder's layers, with the encoder of sound beside them: two convolutions over the mel bins,
+    fixed positions, and pre-norm layers."""
+    spec = decoder(_WHISPER)(fields)
+    width, heads = fields.size("d_model"), fields.size("encoder_attention_heads")
+    fields.divides("encoder_attention_heads", heads, "d_model", width)
+    h, size, kernel = dim("h", width), width // heads, dim("k", 3)
+    modules = ("q_proj", "k_proj", "v_proj", "out_proj")
+    mixer = Attention(width, heads, heads, size, size, "qvo", modules, causal=False, rotary=False)
+    activation = fields.text("activation_function", default="gelu")
+    forward = MLP(width, fields.size("encoder_ffn_dim"), False, True, activation, ("", "fc1", "fc2"))
+    names = ("input_norm", "post_attention_norm")
+    layer = Layer("layer", mixer, forward, tuple(Norm(name, h, **LAYER_NORM) for name in names))
+    bins = dim("m", fields.size("num_mel_bins", default=80))
+    front = (
+        *convolution("first", "conv1", h, bins * kernel, bias=True),
+        *convolution("second", "conv2", h, h * kernel, bias=True),
+        Weight("position", (dim("s_a", fields.size("max_source_positions", default=1500)), h)),
+    )
+    parts = (Part("embedding", front), Part("norms", Norm("final_norm", h, **LAYER_NORM).weights))
+    depth = fields.size("encoder_layers", high=MOST_LAYERS)
+    fields.ignore(
+        "median_filter_width", "use_weighted_layer_sum", "classifier_proj_size", "apply_spec_augment", "alignment_heads"
+    )
+    fields.ignore(*(key for key in fields.data if key.startswith("mask_")))
+    return replace(spec, towers=(Tower("encoder", Stack((layer,), (0,) * depth), parts),))
+
+
+_WHISPER = Traits(embedding_norm=False, final_norm=True, bias="qvo", positions="max_target_positions")
+
 FAMILIES = {
     "T5ForConditionalGeneration": Family(t5, "t5"),
     "BartForCausalLM": Family(decoder(Traits(offset=2)), "bart"),
@@ -248,9 +278,8 @@ FAMILIES = {
     "MarianForCausalLM": Family(decoder(Traits(embedding_norm=False)), "marian"),
     "PegasusForCausalLM": Family(decoder(Traits(embedding_norm=False, final_norm=True)), "pegasus"),
     "BigBirdPegasusForCausalLM": Family(decoder(Traits(bias="", never_tied=True)), "bigbird_pegasus"),
-    "WhisperForCausalLM": Family(
-        decoder(Traits(embedding_norm=False, final_norm=True, bias="qvo", positions="max_target_positions")), "whisper"
-    ),
+    "WhisperForCausalLM": Family(decoder(_WHISPER), "whisper"),
+    "WhisperForConditionalGeneration": Family(whisper, "whisper"),
     "TrOCRForCausalLM": Family(decoder(Traits(offset=2)), "trocr"),
     "OPTForCausalLM": Family(opt, "opt"),
     "XGLMForCausalLM": Family(xglm, "xglm"),

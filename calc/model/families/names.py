@@ -1,0 +1,244 @@
+"""Which family reads a class: by its name, its spelling in other years, its trunk with another head, or the text model that it wraps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Final
+
+from calc.errors import InputError
+from calc.model.families import FAMILIES
+from calc.model.families.base import Family
+from calc.model.families.heads import HEADS, refused
+from calc.model.fields import Fields
+from calc.model.spec import ModelSpec
+
+TRUNKS: Final = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "Model")
+CAUSAL: Final = ("ForCausalLM", "LMHeadModel")  # what a model_type stands for when a config names no class
+
+# names of other years and other programs, folded -> a class with the same tensors
+_SPELLINGS: Final = {
+    "rwforcausallm": "FalconForCausalLM",
+    "refinedwebforcausallm": "FalconForCausalLM",
+    "yiforcausallm": "LlamaForCausalLM",
+    "aquilaforcausallm": "LlamaForCausalLM",
+    "aquilamodel": "LlamaForCausalLM",
+    "xverseforcausallm": "LlamaForCausalLM",
+    "iquestcoderforcausallm": "LlamaForCausalLM",
+    "telefmforcausallm": "LlamaForCausalLM",
+    "mixformersequentialforcausallm": "PhiForCausalLM",
+    "stablelmepochforcausallm": "StableLmForCausalLM",
+    "gpt2custommodel": "GPT2LMHeadModel",
+    "gptj": "GPTJForCausalLM",
+    "internlm3forcausallm": "LlamaForCausalLM",
+    "glmforcausallm": "GlmForCausalLM",
+    "chatglmforsequenceclassification": "ChatGLMModel",
+    "kimik2forcausallm": "DeepseekV3ForCausalLM",
+    "gemma3textmodel": "Gemma3ForCausalLM",
+}
+# classes of checkpoints' own code that hold a text model's fields at the top, folded -> (text class, what is left out)
+_AROUND: Final = {
+    "llavallamaforcausallm": ("LlamaForCausalLM", "the vision encoder and its projector"),
+    "llavallamamodel": ("LlamaForCausalLM", "the vision encoder and its projector"),
+    "llavamistralforcausallm": ("MistralForCausalLM", "the vision encoder and its projector"),
+    "llavaqwenforcausallm": ("Qwen2ForCausalLM", "the vision encoder and its projector"),
+    "bunnyllamaforcausallm": ("LlamaForCausalLM", "the vision encoder and its projector"),
+    "bunnyphiforcausallm": ("PhiForCausalLM", "the vision encoder and its projector"),
+    "phi3vforcausallm": ("Phi3ForCausalLM", "the vision encoder and its projector"),
+    "phi4mmforcausallm": ("Phi3ForCausalLM", "the vision and audio encoders and their LoRA adapters"),
+    "minicpmo": ("Qwen2ForCausalLM", "the vision and audio encoders"),
+    "mplugowl2llamaforcausallm": ("LlamaForCausalLM", "the vision encoder and its projector"),
+    "videollama2mistralforcausallm": ("MistralForCausalLM", "the vision encoder and its projector"),
+}
+_MINICPM_V: Final = {
+    "2.6": "Qwen2ForCausalLM",
+    "2.5": "LlamaForCausalLM",
+    "4.0": "LlamaForCausalLM",
+    "4.5": "Qwen3ForCausalLM",
+}
+_SECTIONS: Final = (
+    "text_config",
+    "llm_config",
+    "language_config",
+    "language_model_config",
+    "thinker_config",
+    "decoder_config",
+)
+_TOWERS: Final = (
+    "vision_config",
+    "audio_config",
+    "vision_tower",
+    "mm_vision_tower",
+    "visual",
+    "vit_config",
+    "speech_config",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a config is read: the class's name as it is shown, the family, and the class whose defaults stand in. `data` is the
+    config, or the section of it that is read; `assumptions` and `notes` say what was chosen."""
+
+    name: str
+    known: str
+    family: Family
+    data: Mapping[str, Any]
+    assumptions: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    own_head: bool = False  # the trunk of `known` under the head that `name` has
+
+    @property
+    def architecture(self) -> str:
+        """The class that is counted."""
+        return self.name if self.own_head else self.known
+
+
+def folded(name: str) -> str:
+    """A name without the letters that years and programs write in other ways."""
+    return name.replace("_", "").replace("-", "").casefold()
+
+
+@lru_cache(maxsize=1)
+def _folded_names() -> Mapping[str, str]:
+    return {folded(name): name for name in FAMILIES}
+
+
+def class_of_type(model_type: Any) -> str:
+    """The causal class that a model_type stands for; "" where it is none."""
+    if not isinstance(model_type, str) or not model_type or len(model_type) > 100:
+        return ""
+    plain = model_type.removesuffix("_text")
+    for wanted in (model_type, plain):
+        found = [name for name, family in FAMILIES.items() if name.endswith(CAUSAL) and family.module == wanted]
+        if found:
+            return found[0]
+    return next((known for end in CAUSAL if (known := _same(folded(plain) + end.casefold()))), "")
+
+
+def _same(name: str) -> str:
+    return _SPELLINGS.get(name) or _folded_names().get(name, "")
+
+
+def reading(config: Mapping[str, Any]) -> Reading:
+    """The family of a config. InputError where neither its class, nor its trunk, nor its text model is understood."""
+    name = _class_of(config)
+    if name in FAMILIES:
+        return Reading(name, name, FAMILIES[name], config)
+    own = folded(name)
+    known = _same(own)
+    if known:
+        told = f"architectures = {known} ({name} is another name of it)"
+        change = HEADS["Model"] if own.endswith("model") and not known.endswith("Model") else None
+        family = _headed(FAMILIES[known], change, own) if change else FAMILIES[known]
+        return Reading(name, known, family, config, (told,), own_head=change is not None)
+    return _with_head(name, config) or _wrapped(name, config) or _by_type(name, config)
+
+
+def _class_of(config: Mapping[str, Any]) -> str:
+    """The class that `architectures` names; without one, that of the `model_type`. InputError when there is neither."""
+    found = config.get("architectures")
+    if not found and found != "":
+        name = class_of_type(config.get("model_type"))
+        found = [name] if name else found
+    if isinstance(found, str):
+        found = [found]
+    if not isinstance(found, list) or not found or not isinstance(found[0], str) or not 0 < len(found[0]) <= 100:
+        if any(isinstance(config.get(section), dict) for section in _SECTIONS):
+            return str(config.get("model_type") or "a wrapper")[:100]
+        raise InputError.of("architectures", found, 'it must name the model class, such as ["LlamaForCausalLM"]')
+    return found[0]
+
+
+def _headed(family: Family, change: Callable[[ModelSpec, Fields, str], ModelSpec], base: str) -> Family:
+    return replace(family, read=lambda fields: change(family.read(fields), fields, base))
+
+
+def _with_head(name: str, config: Mapping[str, Any]) -> Reading | None:
+    """A known trunk with another head, or none."""
+    for suffix, change in HEADS.items():
+        if not folded(name).endswith(folded(suffix)):
+            continue
+        base = folded(name)[: -len(suffix)]
+        ends = ("ForConditionalGeneration", *TRUNKS) if isinstance(config.get("text_config"), dict) else TRUNKS
+        known = next((found for end in ends if (found := _same(base + end.casefold()))), "")
+        if not known or refused(suffix, base):
+            continue
+        told = f"architectures: {name} is counted as the trunk of {known} with the head of its own class"
+        return Reading(name, known, _headed(FAMILIES[known], change, base), config, (told,), own_head=True)
+    return None
+
+
+def _wrapped(name: str, config: Mapping[str, Any]) -> Reading | None:
+    """The text model that an unknown class wraps, with a note that says what is left out."""
+    around = _AROUND.get(folded(name))
+    if folded(name) == "minicpmv" and str(config.get("version")) in _MINICPM_V:
+        around = (_MINICPM_V[str(config["version"])], "the vision encoder and its resampler")
+    if around:
+        return _text_reading(name, around[0], config, around[1])
+    for section in _SECTIONS:
+        inner = config.get(section)
+        if not isinstance(inner, dict):
+            continue
+        nested = inner.get("text_config")
+        if isinstance(nested, dict):
+            inner = nested
+        known = _text_class(inner)
+        if known:
+            left = [
+                key for key in (*_TOWERS, *(config.get(section) or {})) if key in _TOWERS and _has(config, section, key)
+            ]
+            what = ", ".join(dict.fromkeys(left)) or "its encoders and projectors"
+            return _text_reading(name, known, _text_data(config, inner), what)
+    return None
+
+
+def _has(config: Mapping[str, Any], section: str, key: str) -> bool:
+    return config.get(key) is not None or config[section].get(key) is not None
+
+
+def _text_class(inner: Mapping[str, Any]) -> str:
+    """The class of a text section: by its own `architectures`, else by its model_type."""
+    named = inner.get("architectures")
+    if isinstance(named, list) and named and isinstance(named[0], str):
+        found = named[0] if named[0] in FAMILIES else _same(folded(named[0]))
+        if found:
+            return found
+    return class_of_type(inner.get("model_type"))
+
+
+def _text_data(config: Mapping[str, Any], inner: Mapping[str, Any]) -> dict[str, Any]:
+    """The section, with what the wrapper says of its text at the top."""
+    outer = {
+        key: config[key] for key in ("torch_dtype", "dtype", "quantization_config", "quantization") if config.get(key)
+    }
+    return {**outer, **inner}
+
+
+def _text_reading(name: str, known: str, data: Mapping[str, Any], left: str) -> Reading:
+    note = f"{name} is not understood: counted is its text model ({known}) alone, and {left} not"
+    return Reading(name, known, FAMILIES[known], data, notes=(note,))
+
+
+def _by_type(name: str, config: Mapping[str, Any]) -> Reading:
+    """The causal class of the model_type, for a class of another name that also generates text."""
+    known = class_of_type(config.get("model_type"))
+    if not known or not name.endswith(CAUSAL):
+        raise InputError(
+            f"architectures: {name!r} is not understood (python -m calc models lists what is); "
+            "python -m measure trace counts any class that the installed transformers knows",
+            "architectures",
+        )
+    told = (
+        f"architectures = {known} ({name} is not understood; it is what model_type {config['model_type']!r} stands for)"
+    )
+    return Reading(name, known, FAMILIES[known], config, (told,))
+
+
+def fallback(config: Mapping[str, Any], tried: Reading, error: InputError) -> Reading:
+    """The text model of a wrapper whose own class could not be read. The error again where it wraps none."""
+    found = None if tried.notes or tried.own_head or tried.name in FAMILIES else _wrapped(tried.name, config)
+    if found is None:
+        raise error
+    return replace(found, notes=(*found.notes, f"{tried.known} reads such a config otherwise: {error}"))
