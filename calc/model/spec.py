@@ -125,6 +125,7 @@ class ModelSpec:
     unread: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
     quantization: Quantization | None = None  # what the checkpoint declares of its weights
+    scaled_positions: int = 0  # positions that rotary scaling (YaRN, linear, dynamic) makes of them; 0: none
     estimates: tuple[str, ...] = ()  # what the class's program does that the training ledger does not hold
 
     @property
@@ -153,6 +154,8 @@ class ModelSpec:
 
     def beyond_positions(self, what: str, tokens: int) -> list[str]:
         """The remark that so many tokens are more than the model has positions for; nothing when they are not."""
-        if not 0 < self.max_position_embeddings < tokens:
+        most = max(self.max_position_embeddings, self.scaled_positions)
+        if not 0 < most < tokens:
             return []
-        return [f"{what} {tokens:,} is beyond the model's {self.max_position_embeddings:,} positions"]
+        scaled = " (rotary scaling included)" if self.scaled_positions > self.max_position_embeddings else ""
+        return [f"{what} {tokens:,} is beyond the model's {most:,} positions{scaled}"]

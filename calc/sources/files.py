@@ -14,6 +14,7 @@ from calc.errors import InputError
 from calc.model.config import LARGEST_CONFIG, parse_config
 
 QUANTIZATION: Final = "hf_quant_config.json"
+LARGEST_YAML: Final = 2**17  # bytes
 
 
 @contextmanager
@@ -39,14 +40,45 @@ def open_plain(path: Path, largest: int | None = None, field: str = "MODEL") -> 
 def read_config(path: Path) -> dict[str, Any]:
     """The config of a config.json, or of a folder that holds one, with the quantisation that ModelOpt's `hf_quant_config.json` in the
     same folder declares where the config declares none. InputError when it is missing, no plain file, or too large."""
-    file = path / "config.json" if os.path.isdir(path) else path
+    file = _config_file(path) if os.path.isdir(path) else path
     with open_plain(file, LARGEST_CONFIG) as (opened, size):
-        config = parse_config(opened.read(size))
+        text = opened.read(size)
+    config = parse_yaml(text) if file.suffix in (".yml", ".yaml") else parse_config(text)
     declaration = file.parent / QUANTIZATION
     if file.name == "config.json" and config.get("quantization_config") is None and os.path.lexists(declaration):
         with open_plain(declaration, LARGEST_CONFIG) as (opened, size):
             config["quantization_config"] = {**parse_config(opened.read(size)), "quant_method": "modelopt"}
     return config
+
+
+def _config_file(folder: Path) -> Path:
+    """The config of a folder: config.json, or Mistral's params.json where there is no other."""
+    names = ("config.json", "params.json")
+    return next((folder / name for name in names if os.path.lexists(folder / name)), folder / names[0])
+
+
+def parse_yaml(text: bytes) -> dict[str, Any]:
+    """The object of a YAML file of plain values, read by the safe loader. InputError for anything else, for more than 128 KiB, and
+    for anchors and aliases, of which a small file makes a large one."""
+    import yaml  # type: ignore[import-untyped]
+
+    if len(text) > LARGEST_YAML:
+        raise InputError(
+            f"config: {len(text):,} bytes is too large; such a YAML file has at most {LARGEST_YAML:,}", "config"
+        )
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        shown = text.decode("utf-8-sig")
+        for event in yaml.parse(shown, Loader=loader):
+            if isinstance(event, yaml.AliasEvent):
+                raise InputError("config: YAML aliases (*) are not read", "config")
+        data = yaml.load(shown, Loader=loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0][:120] if str(error) else "nested too deeply"
+        raise InputError(f"config: not YAML ({reason})", "config") from None
+    if not isinstance(data, dict):
+        raise InputError.of("config", data, "it must be a YAML object")
+    return {str(key): value for key, value in data.items()}
 
 
 def read_standard_input() -> dict[str, Any]:

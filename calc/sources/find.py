@@ -13,6 +13,7 @@ from calc.model.spec import ModelSpec
 from calc.sources.files import open_plain, read_config, read_standard_input
 from calc.sources.stored import StoredTensors, role_of
 
+ADAPTER = "adapter_config.json"
 WEIGHTS = (".gguf", ".safetensors", ".safetensors.index.json")
 
 
@@ -80,7 +81,7 @@ def find(model: str, stored: bool = False) -> Found | None:
     except RuntimeError:
         raise InputError.of("MODEL", model, "there is no such user") from None
     hub_id = parse_id(model)
-    looks = model.endswith((".json", *WEIGHTS)) and not (hub_id and hub_id.file)
+    looks = model.endswith((".json", ".yml", ".yaml", *WEIGHTS)) and not (hub_id and hub_id.file)
     if os.path.lexists(path) or looks or model.startswith((".", "/", "~")):
         return find_at(path, stored)
     if not hub_id:
@@ -96,19 +97,46 @@ def find_at(path: Path, stored: bool = False) -> Found:
         return _gguf(path)
     if path.name.endswith(WEIGHTS):
         return _safetensors(path, stored)
-    config = read_config(path)
+    if path.name == ADAPTER:
+        return _adapter(path.parent)
     if not os.path.isdir(path):
         name = path.absolute().parent.name if path.name == "config.json" else path.stem
-        return Found(name, config)
-    from calc.sources.safetensors import read_safetensors, weights_of
+        return Found(name, read_config(path))
+    if os.path.lexists(path / ADAPTER):
+        return _adapter(path)
+    from calc.sources.safetensors import weights_of
 
     weights = weights_of(path) if stored else None
-    return Found(path.absolute().name, config, read_safetensors(weights) if weights else None)
+    held, notes = _held(weights) if weights else (None, ())
+    return Found(path.absolute().name, read_config(path), held, notes=notes)
+
+
+def _held(weights: Path) -> tuple[StoredTensors | None, tuple[str, ...]]:
+    """What weights store, or a note on what is known of them where they are not here whole."""
+    from calc.sources.pointers import absent_weights
+    from calc.sources.safetensors import read_safetensors
+
+    note = absent_weights(weights)
+    return (None, (note,)) if note else (read_safetensors(weights), ())
+
+
+def _adapter(folder: Path) -> Found:
+    """An adapter's folder: the model under it, with what the adapter adds."""
+    from calc.sources.adapters import adapter_in, adapter_note, base_config
+
+    adapter = adapter_in(folder)
+    assert adapter is not None  # its file is there
+    config, where = base_config(folder, adapter)
+    base = str(adapter.get("base_model_name_or_path"))[:120]
+    note = adapter_note(adapter, from_config(config, base))
+    return Found(folder.absolute().name, config, assumptions=(f"config = that of {base} ({where})",), notes=(note,))
 
 
 def _gguf(path: Path) -> Found:
     from calc.sources.gguf import read_gguf
+    from calc.sources.pointers import refuse_pointer
 
+    refuse_pointer(path)
     return found_gguf(read_gguf(path), path.name, path.stem)
 
 
@@ -126,13 +154,11 @@ def found_gguf(header: Any, where: str, name: str, assumptions: tuple[str, ...] 
 
 
 def _safetensors(path: Path, stored: bool) -> Found:
-    from calc.sources.safetensors import read_safetensors
-
     with open_plain(path):
         name = path.absolute().parent.name if path.name.startswith("model.safetensors") else path.stem
-    held = read_safetensors(path) if stored else None
+    held, notes = _held(path) if stored else (None, ())
     beside = path.parent / "config.json"
     if os.path.lexists(beside):
-        return Found(name, read_config(beside), held, True, assumptions=(f"config read from {beside}",))
+        return Found(name, read_config(beside), held, True, assumptions=(f"config read from {beside}",), notes=notes)
     problem = f"MODEL: {str(path)!r} has no config.json beside it, which alone says what class its tensors belong to"
-    return Found(name, None, held, True, problem)
+    return Found(name, None, held, True, "; ".join((problem, *notes)))

@@ -85,7 +85,8 @@ def _tower(fields: Fields, hidden_size: int) -> Tower:
     inputs, count = patches(fields)
     width, inner = fields.size("hidden_size"), fields.size("intermediate_size")
     middle, out = fields.size("projector_input_dim"), fields.size("projector_output_dim")
-    if (output := fields.size("vision_output_dim")) != out:
+    output = fields.size("vision_output_dim")
+    if fields.data and output != out:  # the class's own default disagrees with itself
         raise InputError.of(fields.name("vision_output_dim"), output, f"it must equal projector_output_dim ({out})")
     modules = ("q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2")
     layer = vit_layer(width, fields.size("num_attention_heads"), inner, "gelu", modules, rotary=True)
@@ -99,7 +100,7 @@ def _tower(fields: Fields, hidden_size: int) -> Tower:
     projector = (
         *linear("up", "fc1", dim("h_i", middle), dim("f", inner)),
         *linear("down", "fc2", o, o),
-        *linear("output", "linear_1", dim("h_t", hidden_size), o),
+        *linear("output", "linear_1", dim("h_t", hidden_size), dim("h_p", output)),
     )
     for key in ("hidden_act", "pixel_shuffle_ratio", "projector_dropout", "vision_feature_layer"):
         fields.ignore(key)

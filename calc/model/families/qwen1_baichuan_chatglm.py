@@ -66,9 +66,29 @@ def baichuan(fields: Fields) -> ModelSpec:
     return dense(Traits(bias_flag="", attention=traits))(fields)
 
 
+def chatglm1(fields: Fields) -> ModelSpec:
+    """ChatGLM-6B, the first: LayerNorms, biases everywhere, two-dimensional rotary positions, and the head tied to the embedding."""
+    _refuse(fields, "ChatGLM", "pre_seq_len", "quantization_bit")
+    if not fields.flag("position_encoding_2d", default=True):
+        raise InputError.of("position_encoding_2d", False, "only true is understood for the first ChatGLM")
+    count, _, size = whole_heads(fields)
+    modules = ("query_key_value", "query_key_value", "query_key_value", "dense")
+    mixer = attention(fields, sizes=(count, count, size), bias="qkvo", modules=modules)
+    width = fields.size_or_none("inner_hidden_size") or 4 * hidden(fields)
+    names = ("", "dense_h_to_4h", "dense_4h_to_h")
+    feed_forward = mlp(fields, width=width, gated=False, bias=True, activation="gelu", modules=names)
+    fields.ignore("max_sequence_length", "prefix_projection", "gmask_token_id", "layernorm_epsilon")
+    h = dim("h", hidden(fields))
+    layer = Layer("layer", mixer, feed_forward, norms(fields, **LAYER_NORM))
+    return assemble(fields, uniform(fields, layer), tied=True, final_norm=Norm("weight", h, **LAYER_NORM))
+
+
 def chatglm(fields: Fields) -> ModelSpec:
-    """ChatGLM 2 and 3 and glm-4-9b: half of each head rotates; the vocabulary is `padded_vocab_size`."""
-    _refuse(fields, "ChatGLM", "vision_config", "pre_seq_len", "quantization_bit", "position_encoding_2d")
+    """ChatGLM 2 and 3 and glm-4-9b: half of each head rotates; the vocabulary is `padded_vocab_size`. The first one is another model."""
+    if fields.has("inner_hidden_size") or fields.data.get("position_encoding_2d"):
+        return chatglm1(fields)
+    _refuse(fields, "ChatGLM", "vision_config", "pre_seq_len", "quantization_bit")
+    fields.ignore("position_encoding_2d")
     count = fields.size("num_attention_heads")
     size = fields.size("kv_channels", default=128)
     grouped = fields.flag("multi_query_attention", default=False)
