@@ -44,6 +44,19 @@ class ParameterAnswer:
         return {tower.name: tower_parameters(tower) for tower in self.spec.towers if not tower.in_total}
 
     @property
+    def stored_bytes(self) -> int:
+        """Bytes of the class's tensors as its checkpoint declares them: in its format, and the rest in the config's dtype."""
+        from calc.serving.weights import checkpoint_weights
+
+        stored = checkpoint_weights(self.spec)
+        return stored.stage_bytes(range(len(stored.pattern)), 1)
+
+    @property
+    def stored_format(self) -> str:
+        """The format that the checkpoint declares, its dtype where it declares none."""
+        return self.spec.quantization.label if self.spec.quantization else self.spec.dtype
+
+    @property
     def active_without_embedding(self) -> int:
         """Active parameters without the input table, as some cards count (gpt-oss); a tied table is the head, and stays."""
         return self.active if self.spec.tied else self.active - self.embedding
@@ -59,6 +72,8 @@ class ParameterAnswer:
             "embedding": self.embedding,
             "trainable": self.trainable,
             "tied": self.spec.tied,
+            "stored_bytes": self.stored_bytes,
+            "stored_format": self.stored_format,
             "components": self.breakdown.components(),
             "not_in_total": self.not_in_total,
             "textbook": self.textbook.as_json(),

@@ -10,7 +10,7 @@ from calc.errors import InputError
 from calc.model.config_text import LARGEST_CONFIG as LARGEST_CONFIG
 from calc.model.config_text import parse_config as parse_config
 from calc.model.defaults import class_defaults
-from calc.model.families.names import Reading, fallback, reading
+from calc.model.families.class_names import Reading, fallback, reading
 from calc.model.families.other_formats import translated
 from calc.model.fields import Fields
 from calc.model.positions import scaled_positions

@@ -148,7 +148,7 @@ def serve(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None = None) -> Serving
         saved_flops_per_step=plan.concurrency * saved_flops(spec, cached),
         capacity=capacity,
         speed=pace,
-        notes=(*_notes(spec, plan, gpu, pace), *_placed(spec, plan, host), *_missing(plan, capacity, stages)),
+        notes=(*_notes(spec, plan, gpu, pace, stored), *_placed(spec, plan, host), *_missing(plan, capacity, stages)),
     )
 
 
@@ -222,9 +222,21 @@ def saved_flops(spec: ModelSpec, tokens: int) -> int:
     return 2 * tokens * weights
 
 
-def _notes(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, pace: Speed) -> list[str]:
+def _tied_head(spec: ModelSpec, stored: StoredWeights) -> list[str]:
+    """That published GPTQ and AWQ checkpoints of a tied model store the head again, and the bytes of it."""
+    own = stored.format.quantization
+    if not (spec.tied and spec.has_head and own and own.family in ("awq-int4", "gptq-int4") and stored.head_copy):
+        return []
+    again = int(sum(part.total for part in stored.head_copy))
+    return [
+        f"the head is tied to the embedding and held once; published checkpoints of this format often store it again: "
+        f"{again:,} bytes more"
+    ]
+
+
+def _notes(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, pace: Speed, stored: StoredWeights) -> list[str]:
     """What the reader must know about the figures."""
-    notes = list(pace.notes)
+    notes = [*spec.notes, *pace.notes, *_tied_head(spec, stored)]
     if not spec.generates:
         notes.append(
             f"{spec.architecture} is an encoder and generates nothing: no cache, and no tokens a second; "

@@ -110,6 +110,13 @@ def stored_weights(spec: ModelSpec, name: str, tp: int, dp: int = 1) -> StoredWe
     return weights_in(spec, weight_format(spec, name), tp, dp)
 
 
+@lru_cache(maxsize=64)
+def checkpoint_weights(spec: ModelSpec) -> StoredWeights:
+    """The weights as the checkpoint stores them: what is not quantised in the config's own type."""
+    wide = PLAIN.get(spec.dtype, PLAIN["bf16"])
+    return weights_in(spec, WeightFormat("auto", spec.dtype, wide.compute, wide, spec.quantization))
+
+
 def weights_in(spec: ModelSpec, form: WeightFormat, tp: int = 1, dp: int = 1) -> StoredWeights:
     """The weights of one tensor-parallel rank, its experts shared by `dp` data-parallel ranks as well."""
     store = _Gguf(spec, form, tp, dp) if form.ftype else _Store(spec, form, tp, dp)
@@ -233,7 +240,7 @@ class _Store:
 
     def _in_tower(self, part: Part, weight: Weight) -> Scheme:
         if not self.quantization or "tower" not in self.roles or not _multiplies(weight):
-            return PLAIN["bf16"]
+            return self.form.wide if not self.form.ftype else PLAIN["bf16"]
         names = (f"visual.{part.name}.{weight.module or weight.name}",)
         return self._chosen(Site("tower", names), weight)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from calc.errors import InputError
 from calc.lora import lora_parameters
@@ -14,7 +15,11 @@ from calc.model.spec import ModelSpec
 from calc.sources.files import open_plain, read_config
 from calc.sources.find import ADAPTER
 
+if TYPE_CHECKING:
+    from calc.catalogue import Entry
+
 _LARGEST: Final = 2**20
+_CONVERSIONS: Final = ("-unsloth-bnb-4bit", "-bnb-4bit", "-hf", "-unsloth")
 
 
 def adapter_in(folder: Path) -> dict[str, Any] | None:
@@ -33,12 +38,7 @@ def base_config(folder: Path, adapter: dict[str, Any]) -> tuple[dict[str, Any], 
     named = adapter.get("base_model_name_or_path")
     if os.path.lexists(folder / "config.json"):
         return read_config(folder), "the config.json of its folder"
-    wanted = named.rstrip("/").rsplit("/", 1)[-1].lower() if isinstance(named, str) else ""
-    entries = catalogue().values()
-    known = next((entry.name for entry in entries if str(named).lower() in (entry.hub_id.lower(), entry.name)), None)
-    known = known or next(
-        (entry.name for entry in entries if wanted and wanted == entry.hub_id.lower().rsplit("/", 1)[-1]), None
-    )
+    known = _catalogued(str(named), catalogue().values())
     if known is None:
         raise InputError(
             f"base_model_name_or_path: {str(named)[:120]!r} is the model of this adapter, and the catalogue has none of that name; "
@@ -46,6 +46,14 @@ def base_config(folder: Path, adapter: dict[str, Any]) -> tuple[dict[str, Any], 
             "base_model_name_or_path",
         )
     return load_config(known), f"the catalogue's {known}"
+
+
+def _catalogued(named: str, entries: Iterable[Entry]) -> str | None:
+    """The catalogue's name of a model: by its id, or by the end of it without what conversions add."""
+    last = named.rstrip("/").rsplit("/", 1)[-1].lower()
+    plain = next((last.removesuffix(end) for end in _CONVERSIONS if last.endswith(end)), last)
+    wanted = {named.lower(), last, plain} - {""}
+    return next((entry.name for entry in entries if wanted & {entry.name, entry.hub_id.lower()}), None)
 
 
 def adapter_note(adapter: dict[str, Any], spec: ModelSpec) -> str:

@@ -73,6 +73,8 @@ def parse_yaml(text: bytes) -> dict[str, Any]:
             if isinstance(event, yaml.AliasEvent):
                 raise InputError("config: YAML aliases (*) are not read", "config")
         data = yaml.load(shown, Loader=loader)
+    except InputError:
+        raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0][:120] if str(error) else "nested too deeply"
         raise InputError(f"config: not YAML ({reason})", "config") from None

@@ -7,6 +7,7 @@ from functools import partial
 
 from calc.errors import InputError
 from calc.model.families.base import Family
+from calc.model.families.bert_roberta import without_head
 from calc.model.families.common import (
     FULL_OR_SLIDING,
     LAYER_NORM,
@@ -23,7 +24,6 @@ from calc.model.families.common import (
     uniform,
     whole_heads,
 )
-from calc.model.families.bert_roberta import without_head
 from calc.model.fields import Fields
 from calc.model.spec import Layer, ModelSpec
 from calc.model.weights import Norm, Part, Weight, dim, linear

@@ -10,7 +10,7 @@ from typing import Any, Final
 from calc.errors import InputError
 from calc.model.families import FAMILIES
 from calc.model.families.base import Family
-from calc.model.families.heads import HEADS, refused
+from calc.model.families.task_heads import HEADS, refused
 from calc.model.fields import Fields
 from calc.model.spec import ModelSpec
 
