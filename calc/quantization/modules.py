@@ -113,7 +113,7 @@ class Modules:
         return bool(self.stems) or any(pattern.by_layer for pattern in self.patterns)
 
     def __bool__(self) -> bool:
-        return bool(self.exact or self.patterns)
+        return bool(self.exact or self.patterns or self.unread)
 
     def means(self, where: Site) -> bool:
         """Whether the list names this site."""

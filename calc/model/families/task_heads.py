@@ -12,12 +12,18 @@ from calc.model.spec import ModelSpec
 from calc.model.weights import Part, Weight, dim, linear
 
 # BERT's kin, by their names in lower case: a pooler, and a classifier on it
-_ON_POOLER: Final = frozenset("bert ernie megatronbert rembert rocbert new gte jinabert".split())
+_ON_POOLER: Final = frozenset("bert ernie megatronbert rembert rocbert new gte jinabert nomicbert".split())
 # a dense layer before the classifier instead
 _ON_DENSE: Final = frozenset(
     "bigbird camembert data2vectext electra roformer roberta robertaprelayernorm xlmroberta xlmrobertaxl xmod".split()
 )
-_POOLED: Final = (_ON_POOLER | _ON_DENSE) - {"electra", "roformer", "new", "gte"}  # ...Model and ...ForMultipleChoice
+_POOLED: Final = (_ON_POOLER | _ON_DENSE) - {
+    "electra",
+    "roformer",
+    "new",
+    "gte",
+    "nomicbert",
+}  # ...Model and ...ForMultipleChoice
 # an encoder and a decoder, or heads of their own: what their other classes build is not their decoder's trunk
 _SEVERAL: Final = frozenset(
     "bart mbart mvp plbart bigbirdpegasus blenderbot blenderbotsmall marian pegasus whisper trocr t5".split()
@@ -27,7 +33,7 @@ _REFUSED: Final[Mapping[str, frozenset[str]]] = {
     "ForTokenClassification": _SEVERAL | {"xlm"},
     "ForQuestionAnswering": _SEVERAL | {"xlnet", "xlm", "bigbird"},
     "ForMultipleChoice": _SEVERAL | {"xlnet", "xlm", "electra"},
-    "ForMaskedLM": _SEVERAL,
+    "ForMaskedLM": _SEVERAL | {"new", "gte", "nomicbert"},
     "Model": _SEVERAL - {"t5"},
 }
 _HEAD_PARTS: Final = ("head_transform", "head_bias", "prediction_head")

@@ -1,0 +1,129 @@
+"""Classes with another head than their causal sibling: each counted exactly, or refused by name, never wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from calc.errors import InputError
+from calc.model.config import from_config
+from calc.model.families import FAMILIES
+from calc.model.families.class_names import TRUNKS, folded
+from calc.parameters import parameters
+from tests.calc.model.witness import build, count
+
+ENDS = (
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+    "ForMaskedLM",
+    "Model",
+)
+# what a class builds and neither fills nor runs (tests/calc/model/test_registry.py)
+UNUSED = {"LongcatFlashModel": 28 * 256 * 2 * 2048 * 6144}
+
+LLAMA = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+}
+BERT = LLAMA | {"max_position_embeddings": 32, "type_vocab_size": 2}
+
+
+def total(architecture, **fields):
+    return parameters(from_config({"architectures": [architecture], **fields})).total
+
+
+def test_a_trunk_without_its_head_is_the_model_without_that_tensor():
+    assert total("LlamaForCausalLM", **LLAMA) - total("LlamaModel", **LLAMA) == 100 * 64
+
+
+@pytest.mark.parametrize(
+    ("head", "more"),
+    [
+        ("ForSequenceClassification", 3 * 64),
+        ("ForTokenClassification", 3 * 64 + 3),
+        ("ForQuestionAnswering", 2 * 64 + 2),
+        ("ForRewardModel", 64 * 64 + 64 + 64 + 1),
+    ],
+)
+def test_a_decoder_with_another_head_has_that_head(head, more):
+    labels = {"id2label": {"0": "a", "1": "b", "2": "c"}}
+    assert total(f"Llama{head}", **LLAMA, **labels) - total("LlamaModel", **LLAMA) == more
+
+
+def test_bert_classifies_on_its_pooler_and_roberta_on_a_dense_layer():
+    pooler, classifier = 64 * 64 + 64, 2 * 64 + 2
+    assert total("BertForSequenceClassification", **BERT) - total("BertModel", **BERT) == classifier
+    assert total("RobertaForSequenceClassification", **BERT) - total("RobertaModel", **BERT) == classifier
+    assert total("BertModel", **BERT) - total("BertForTokenClassification", **BERT) == pooler - classifier
+
+
+@pytest.mark.parametrize(
+    ("written", "known"),
+    [
+        ("MPTForCausalLM", "MptForCausalLM"),
+        ("PhiMoEForCausalLM", "PhimoeForCausalLM"),
+        ("RWForCausalLM", "FalconForCausalLM"),
+        ("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
+    ],
+)
+def test_a_class_is_found_in_the_spelling_of_another_year(written, known):
+    from calc.model.families.class_names import reading
+
+    found = reading({"architectures": [written]})
+    assert (found.known, found.architecture) == (known, known)
+    assert written in found.assumptions[0]
+
+
+@pytest.mark.parametrize("section", ["text_config", "llm_config", "language_config"])
+def test_an_unknown_wrapper_is_its_text_model_with_a_note(section):
+    inner = LLAMA | {"model_type": "llama"}
+    spec = from_config({"architectures": ["UnheardOfVLModel"], section: inner, "vision_config": {"hidden_size": 8}})
+    assert parameters(spec).total == total("LlamaForCausalLM", **LLAMA)
+    assert any("UnheardOfVLModel" in note and "vision_config" in note for note in spec.notes)
+
+
+@pytest.mark.parametrize(
+    "name", ["BartForSequenceClassification", "T5ForTokenClassification", "XLNetForQuestionAnswering", "NoSuchModel"]
+)
+def test_a_class_whose_trunk_is_another_is_refused_by_name(name):
+    with pytest.raises(InputError, match=name):
+        from_config({"architectures": [name], **LLAMA})
+
+
+@pytest.mark.torch
+def test_every_other_head_of_transformers_is_exact_or_refused(capsys):
+    import transformers
+
+    known = {folded(name) for name in FAMILIES}
+    exact, before, refused, wrong, broken = [], 0, [], [], []
+    for name in sorted(dir(transformers)):
+        end = next((end for end in ENDS if name.endswith(end)), "")
+        if not end or name.endswith("PreTrainedModel") or name.startswith("Auto"):
+            continue
+        base = folded(name.removesuffix(end))
+        if not any(base + folded(trunk) in known for trunk in TRUNKS):
+            continue
+        try:
+            config = getattr(transformers, name).config_class().to_dict() | {"architectures": [name]}
+            observed = count(build(name, config))
+        except Exception:  # whatever its own code raises: nothing to compare with
+            broken.append(name)
+            continue
+        try:
+            ours = parameters(from_config(config)).total
+        except InputError:
+            refused.append(name)
+            continue
+        (exact if ours + UNUSED.get(name, 0) == observed else wrong).append(name)
+    before = sum(name in FAMILIES for name in exact)
+    with capsys.disabled():
+        print(
+            f"\nother heads of known trunks: {len(exact)} exact ({before} by a family of their own), {len(refused)} refused, "
+            f"{len(wrong)} wrong, {len(broken)} that transformers itself cannot build"
+        )
+    assert wrong == []
+    assert len(exact) >= 300
