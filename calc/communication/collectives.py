@@ -214,7 +214,9 @@ def _context_parallel(plan: CommunicationPlan, layer: Layer, groups: Groups, cal
         name = f"{layer.kind}/keys and values"
         if plan.context_exchange == "ring":
             yield Collective(f"{name}, forward", "send", groups.context, kv, calls * forwards * (cp - 1), "forward")
-            yield Collective(f"{name}, backward", "send", groups.context, kv, calls * 2 * (cp - 1), "backward")
+            yield Collective(f"{name}, backward", "send", groups.context, kv, calls * (cp - 1), "backward")
+            sums = kv * 4 // width  # in fp32, once more round to their owner (torch.distributed.tensor.experimental)
+            yield Collective(f"{layer.kind}/their gradients", "send", groups.context, sums, calls * cp, "backward")
         elif plan.context_exchange == "all-gather":
             yield Collective(f"{name}, forward", "all_gather", groups.context, kv * cp, calls * forwards)
             yield Collective(f"{name}, backward", "reduce_scatter", groups.context, kv * cp, calls)

@@ -262,6 +262,46 @@ def test_heads_exchanged_for_sequence_are_the_predicted_bytes():
     assert record.found["all_to_all"][0] == found["all_to_all"][0]
 
 
+def test_the_rings_sends_are_those_of_pytorchs_ring_attention():
+    """torch.distributed's own ring, forward and backward, around kernels that only give tensors of the right shape."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.tensor.experimental._context_parallel import _attention
+
+    ranks, seq = 4, 64
+
+    def forward(query, key, value, **rest):
+        return torch.zeros_like(query), torch.zeros(query.shape[:-1]), *rest.values()
+
+    def backward(query, key, value, **rest):
+        return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+
+    before = _attention._cp_options.rotate_method
+    _attention.set_rotate_method("alltoall")
+    try:
+        with fake_ranks(ranks), torch.no_grad():
+            query, key, value = (
+                shared(ranks, seq, LLAMA[f"num_{each}_heads"]) for each in ("attention", *["key_value"] * 2)
+            )
+            record = recorder()
+            with record:
+                group = dist.group.WORLD
+                out, lse, *_ = _attention._templated_ring_attention(
+                    group, 2, forward, query, key, value, is_causal=True
+                )
+                _attention._templated_ring_attention_backward(
+                    group, 2, backward, out, "grad_out", query, key, value, out, lse, is_causal=True
+                )
+    finally:
+        _attention._cp_options.rotate_method = before
+    sends = predicted(LLAMA, seq=seq, cp=ranks, context_exchange="ring")["send"]
+    layers = LLAMA["num_hidden_layers"]
+    assert record.found["all_to_all"] == (
+        sends[0] // layers,
+        sends[1] // layers,
+    )  # a permutation, as an all-to-all of one part
+
+
 def test_a_hidden_state_between_stages_is_what_the_next_stage_reads():
     spec, plan = from_config(LLAMA), CommunicationPlan(seq=64, pp=3, micro_batch=2, global_batch=8)
     middle = stages(plan, spec)[1]
