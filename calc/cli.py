@@ -98,7 +98,7 @@ def _calibrated(command: Command, plan: BaseModel, spec: ModelSpec | None, gpu: 
     """The answer with what was measured on the GPU in the fields that were left at their default."""
     if at not in _CALIBRATED:
         raise InputError.of("--calibrated", at, f"it must be one of {', '.join(_CALIBRATED)}")
-    from calc.calibration import Calibrated, calibrated, of_records
+    from calc.measurements.calibration import Calibrated, calibrated, of_records
 
     filled, notes = calibrated(plan, of_records(gpu), at)
     return Calibrated(command.answer(filled, spec, gpu), notes)

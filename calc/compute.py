@@ -13,7 +13,7 @@ from calc.flops import TokenFlops, encoders, token_flops
 from calc.hardware import Gpu
 from calc.model.spec import ModelSpec, Tower
 from calc.parameters import parameters, tower_parameters
-from calc.units import whole_number
+from calc.quantities import left_out, whole_number
 
 
 class ComputePlan(BaseModel):
@@ -22,19 +22,23 @@ class ComputePlan(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     seq: int = Field(4096, ge=1, le=2**24, description="sequence length in tokens")
-    tokens: Annotated[int, BeforeValidator(whole_number)] = Field(
-        0, ge=0, le=10**18, description="tokens to train on, such as 2e12; 0: one sequence"
+    tokens: Annotated[int | None, BeforeValidator(whole_number)] = Field(
+        None, ge=1, le=10**18, description="tokens to train on, such as 2e12 or 1T; left out: one sequence"
     )
     gpus: int = Field(1, ge=1, le=10_000_000, description="number of GPUs")
     dtype: Literal["bf16", "fp16", "fp8", "fp4", "tf32", "fp32"] = Field(
         "bf16", description="number format of the matmuls: whose dense peak counts"
     )
     mfu: float = Field(0.4, gt=0, le=1, description="model FLOPs utilisation, a share of the dense peak")
-    gpu_hours: float = Field(0.0, ge=0, le=1e12, description="GPU-hours that a run took: gives its MFU; 0: use --mfu")
+    gpu_hours: Annotated[float | None, BeforeValidator(left_out)] = Field(
+        None, gt=0, le=1e12, description="GPU-hours that a run took: gives its MFU; left out: mfu is used"
+    )
     recompute: Literal["none", "selective", "full"] = Field(
         "none", description="recomputation in backward: attention scores, or whole layers"
     )
-    price_per_gpu_hour: float = Field(0.0, ge=0, le=1e6, description="price of a GPU-hour; 0: unknown")
+    price_per_gpu_hour: Annotated[float | None, BeforeValidator(left_out)] = Field(
+        None, gt=0, le=1e6, description="price of a GPU-hour; left out: unknown"
+    )
     power_utilization: float = Field(1.0, gt=0, le=1, description="power drawn, a share of the board power")
     pue: float = Field(1.1, ge=1, le=5, description="power usage effectiveness of the data centre (LLaMA paper: 1.1)")
     grid_intensity: float = Field(

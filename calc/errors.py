@@ -50,12 +50,14 @@ def validated(model: type[Model], values: Mapping[str, Any], rename: Callable[[s
         if first["type"] == "extra_forbidden":
             known = ", ".join(sorted(model.model_fields))
             raise InputError(f"{rename(path)}: unknown field; the known ones are {known}", rename(path)) from None
-        raise InputError.of(rename(path), first["input"], _allowed(message)) from None
+        raise InputError.of(rename(path), first["input"], allowed(message)) from None
 
 
-def _allowed(message: str) -> str:
-    """Pydantic's sentence as ours: "Input should be 'a', 'b' or 'c'" is "it must be one of a, b, c"."""
-    message = message.replace("Input should be", "it must be").partition(", unable to parse")[0]
+def allowed(message: str) -> str:
+    """Pydantic's sentence as one of this product: "Input should be 'a', 'b' or 'c'" is "it must be one of a, b, c"."""
+    message = (
+        message.removeprefix("Value error, ").replace("Input should be", "it must be").partition(", unable to parse")[0]
+    )
     message = message.replace("a valid integer", "a whole number").replace("a valid number", "a number")
     quoted = message.removeprefix("it must be ").replace(" or ", ", ").split(", ")
     if len(quoted) > 1 and all(word[:1] == word[-1:] == "'" for word in quoted):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from decimal import Decimal, InvalidOperation
-
 KiB, MiB, GiB, TiB, PiB, EiB = 2**10, 2**20, 2**30, 2**40, 2**50, 2**60
 KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
 
@@ -24,18 +22,6 @@ _COUNT = ((10**15, " Q"), (10**12, " T"), (10**9, " B"), (10**6, " M"), (10**3, 
 def ceil_div(numerator: int, denominator: int) -> int:
     """The quotient of two integers, rounded up."""
     return -(-numerator // denominator)
-
-
-def whole_number(value: object) -> object:
-    """The whole number that a text such as 2e12 or 1.5e9 means; anything else is left for a plan's field to judge."""
-    if not isinstance(value, str) or "e" not in value.lower() or len(value) > 40:
-        return value
-    try:
-        number = Decimal(value)
-    except InvalidOperation:
-        return value
-    whole = number.is_finite() and number.adjusted() < 40 and number == number.to_integral_value()
-    return int(number) if whole else value
 
 
 def round_up(value: int, multiple: int) -> int:

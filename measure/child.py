@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from calc.errors import InputError
-from calc.records import Records
+from calc.measurements.records import Records
 from calc.units import MiB, show_bytes
 from measure.device_queue import Ticket
 from measure.devices import NO_TORCH, Device, free_memory, likely, lock_name, resolve

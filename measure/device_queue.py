@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from calc.errors import InputError
-from calc.records import make_data_directory
+from calc.measurements.records import make_data_directory
 
 try:
     import fcntl

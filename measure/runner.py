@@ -21,7 +21,7 @@ from typing import IO, Any, Final
 
 from calc.child_environment import child_environment
 from calc.errors import InputError
-from calc.records import Records
+from calc.measurements.records import Records
 from measure.run_options import RunOptions
 
 Event = dict[str, Any]

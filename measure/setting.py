@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from calc.records import Measured
+from calc.measurements.records import Measured
 from measure.devices import Device
 
 SIZES: Final = ("small", "medium")

@@ -1,27 +1,13 @@
-"""Does it fit? The chosen model on the chosen GPU, at a glance."""
+"""Which GPU, which way: a sentence to fill in, its answer, and the matrix of ways and GPUs around it."""
 
-from pages import compute, kv_cache, parameters, pipeline, training
-from pages.ui.page import overview
+from pages.ui.answers import fit
 
-TITLE, ICON = "Does it fit?", ":material/straighten:"
-PAGES = (training, kv_cache, parameters, compute, pipeline)
-PLANS = tuple(plan for page in PAGES for plan in page.PLANS)
-GROUPS = {
-    "": ("seq", "micro_batch", "context", "tokens"),
-    "Training": ("recipe", "optimizer", "zero", "dp", "tp", "pp", "recompute"),
-    "Serving": ("concurrency", "weights", "kv_dtype"),
-    "Compute": ("gpus", "mfu"),
-}
-NOTES = {pipeline: "An example of stages and times, not this model's: set your own on the page."}
+TITLE, HEADING, ICON = "Fit", "Which GPU, which way?", ":material/straighten:"
+PLANS = fit.PLANS
 
 
 def render() -> None:
-    overview(
-        "Pick a model and a GPU in the sidebar, and the layout in its options. The pages behind the cards ask for everything else.",
-        GROUPS,
-        PAGES,
-        NOTES,
-    )
+    fit.show()
 
 
 if __name__ == "__main__":

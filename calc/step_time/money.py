@@ -62,7 +62,7 @@ def run_of(plan: TimePlan, gpu: Gpu, step_seconds: float, state_bytes: float, pr
     The interval is Young's, sqrt(2 · checkpoint · mean time between failures), refined by Daly's first-order term (Daly, FGCS 22(3),
     2006): minus the checkpoint. Lost to it: one checkpoint an interval, and half an interval a failure.
     """
-    steps = max(1.0, plan.tokens / plan.tokens_of_step)
+    steps = max(1.0, (plan.tokens or 0) / plan.tokens_of_step)
     seconds = steps * step_seconds
     between = plan.gpu_failure_hours * 3600 / plan.gpus
     writes = state_bytes / (plan.checkpoint_GBps * 1e9)

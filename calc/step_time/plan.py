@@ -8,8 +8,8 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from calc.errors import InputError
+from calc.quantities import whole_number
 from calc.training import TrainingPlan
-from calc.units import whole_number
 
 Format = Literal["bf16", "fp16", "fp32", "fp8", "fp8-block", "mxfp8", "nvfp4"]
 AttentionKernel = Literal["flash-1", "flash-2", "flash-3", "cudnn", "unfused"]
@@ -75,8 +75,8 @@ class TimePlan(TrainingPlan):
         le=1e6,
         description="network of one GPU between domains, one way, in GB/s; left out: the usual NIC's",
     )
-    tokens: Annotated[int, BeforeValidator(whole_number)] = Field(
-        0, ge=0, le=10**18, description="tokens of the whole run, such as 2e12; 0: one step"
+    tokens: Annotated[int | None, BeforeValidator(whole_number)] = Field(
+        None, ge=1, le=10**18, description="tokens of the whole run, such as 2e12 or 1T; left out: one step"
     )
     price_per_gpu_hour: float | None = Field(
         None,

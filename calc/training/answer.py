@@ -56,6 +56,11 @@ class TrainingAnswer:
         return {phase: moment.bytes for phase, moment in self.worst.moments.items()}
 
     @property
+    def phase_parts(self) -> dict[str, dict[str, int]]:
+        """The parts of each phase's highest point by name; they sum to `phases`."""
+        return {phase: dict(self.worst.alive(phase, moment)) for phase, moment in self.worst.moments.items()}
+
+    @property
     def parameters_bytes(self) -> int:
         return self.worst.states[0]
 

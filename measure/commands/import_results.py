@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from calc.command_line.flags import Parser
-from calc.imported import LARGEST_FILE, imported
-from calc.records import Records
+from calc.measurements.imported import LARGEST_FILE, imported
+from calc.measurements.records import Records
 from calc.sources.files import open_plain
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from calc.command_line.flags import Parser
 from calc.errors import InputError
-from calc.imported import compared
-from calc.records import Records
+from calc.measurements.imported import compared
+from calc.measurements.records import Records
 from measure.commands.tables import add_format, checked_format, results, table
 from measure.workloads import WORKLOADS
 

@@ -11,7 +11,7 @@ from calc.breakdown import to_csv
 from calc.command_line.flags import FORMATS
 from calc.command_line.tables import aligned, markdown
 from calc.errors import InputError
-from calc.records import as_csv
+from calc.measurements.records import as_csv
 
 RESULT_COLUMNS = ("workload", "case", "quantity", "predicted", "measured", "relative_error", "unit", "p20", "p80")
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from calc.command_line.exit_codes import guarded
 from calc.command_line.flags import Parser
 from calc.errors import InputError
-from calc.records import Records
+from calc.measurements.records import Records
 from measure.commands.tables import add_format, checked_format, results
 from measure.device_queue import Ticket
 from measure.devices import Device, lock_name, resolve

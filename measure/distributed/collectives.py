@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from calc.records import Measured
+from calc.measurements.records import Measured
 from calc.units import GB, GiB, KiB, MiB, show_bytes
 from measure.distributed.group import Group
 from measure.distributed.traffic import bytes_sent

@@ -12,7 +12,7 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from calc.records import Measured
+from calc.measurements.records import Measured
 from measure.distributed import states
 from measure.distributed.group import Group
 from measure.workloads.decoder_states import SIZES

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from calc.records import Measured
+from calc.measurements.records import Measured
 from calc.training.stage_memory import StageMemory
 from calc.training.states.recipes import RECIPES
 from calc.training.states.tensors import Tensor

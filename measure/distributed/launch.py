@@ -21,7 +21,7 @@ from typing import IO, Any, Final
 
 from calc.child_environment import child_environment
 from calc.errors import InputError
-from calc.records import Measured
+from calc.measurements.records import Measured
 from measure.distributed.order import FOLDER, Order
 from measure.setting import Setting
 

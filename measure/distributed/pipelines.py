@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, schedules
 
+from calc.measurements.records import Measured
 from calc.pipeline import SCHEDULES, PipelineAnswer, PipelinePlan, simulate
-from calc.records import Measured
 from measure.distributed.group import Group
 from measure.timing import spread
 

@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 
 from calc.errors import InputError
-from calc.records import Measured
+from calc.measurements.records import Measured
 from measure.child import Tell, die_with_parent, teller
 from measure.distributed import JOBS
 from measure.distributed.order import FOLDER, Order

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from calc.measurements.records import Measured
 from calc.model.config import from_config
-from calc.records import Measured
 from calc.training import TrainingPlan, train
 from calc.training.stage_memory import StageMemory
 from calc.training.states.sharding import group_bytes, rules

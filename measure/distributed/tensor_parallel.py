@@ -17,7 +17,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from calc.errors import InputError
-from calc.records import Measured
+from calc.measurements.records import Measured
 from calc.training.stage_memory import StageMemory
 from calc.training.states.tensors import Tensor
 from measure.distributed import states

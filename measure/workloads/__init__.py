@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Final
 
-from calc.records import Measured
+from calc.measurements.records import Measured
 from measure.distributed import JOBS
 from measure.distributed.launch import on_several
 from measure.setting import Run, Setting

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from calc.records import Measured
+from calc.measurements.records import Measured
 from kernels.standard_attention import standard_attention
 from measure.setting import Setting
 from measure.timing import time_call

@@ -10,7 +10,7 @@ from typing import Final
 
 from calc.breakdown import Breakdown, compare
 from calc.errors import InputError
-from calc.records import Measured
+from calc.measurements.records import Measured
 from measure.setting import Setting
 
 _HALVINGS: Final = 3  # an eighth of a size that was chosen to fit is small everywhere

@@ -10,8 +10,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from calc.compute import ComputeAnswer, ComputePlan, compute
+from calc.measurements.records import Measured
 from calc.model.config import from_config
-from calc.records import Measured
 from calc.training import TrainingPlan
 from measure.setting import Setting
 from measure.timing import Spread, time_call

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from calc.breakdown import Breakdown, Component, Formula
+from calc.measurements.records import Measured
 from calc.model.config import from_config
 from calc.parameters import parameters
-from calc.records import Measured
 from calc.training.states.sharding import GRANULE, rules
 from calc.units import round_up
 from measure.setting import Setting

@@ -17,8 +17,8 @@ from typing import Final
 import torch
 
 from calc.hardware import gpu
+from calc.measurements.records import Measured
 from calc.model.config import from_config
-from calc.records import Measured
 from calc.training import TrainingPlan, train
 from calc.training.overhead import overhead
 from calc.units import MiB

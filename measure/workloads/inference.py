@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from calc.hardware import Gpu, custom_gpu
+from calc.measurements.records import Measured
 from calc.model.config import from_config
-from calc.records import Measured
 from calc.serving import ServingPlan, serve
 from calc.units import GB, TB, ceil_div
 from measure.setting import Setting

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import torch
 
 from calc.hardware import gpu
-from calc.records import Measured
+from calc.measurements.records import Measured
 from calc.units import GB, TB, MiB
 from measure.devices import Device
 from measure.timing import Spread, time_call

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from calc.records import Measured
+from calc.measurements.records import Measured
 from calc.units import GiB, MiB
 from measure.setting import Setting
 from measure.timing import time_call

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from calc.records import Measured
+from calc.measurements.records import Measured
 from measure.setting import Setting
 from measure.timing import time_call
 from measure.workloads.cases import Case, each, timed_size

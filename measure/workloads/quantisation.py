@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from calc.records import Measured
+from calc.measurements.records import Measured
 from measure.setting import Setting
 from measure.trace import TraceOptions
 from measure.trace.model import build, quiet

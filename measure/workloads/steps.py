@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from calc.records import Measured
+from calc.measurements.records import Measured
 from calc.training import TrainingAnswer, TrainingPlan
 from calc.training.states.sharding import GRANULE
 from calc.units import round_up

@@ -13,8 +13,8 @@ import torch
 
 from calc.breakdown import Number
 from calc.compute import ComputePlan, compute
+from calc.measurements.records import Measured
 from calc.model.config import from_config
-from calc.records import Measured
 from calc.training import TrainingPlan, train
 from measure.setting import Setting
 from measure.timing import time_call

@@ -1,27 +1,56 @@
-"""Charts in Vega-Lite, which Streamlit redraws in place; its theme gives them their colours, light and dark."""
+"""Charts in Vega-Lite, which Streamlit redraws in place. Each has a description for those who do not see it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import streamlit as st
 
 from calc.pipeline import Event
 from calc.units import axis_of_bytes
-from pages.ui.views import Numbers
+from pages.ui.numbers import Numbers
+from pages.ui.parts import COLOURS, FREE, Parts
 
-_ROW = 46  # pixels of a bar with its gap
-_RED = "#d0553f"  # reads on light and dark
-_LEGEND = {
+_ROW: Final = 46  # pixels of a bar with its gap
+_RED: Final = "#d0553f"  # reads on light and dark
+_OTHERS: Final = (
+    "#3b76b8",
+    "#d98c1f",
+    "#2f9477",
+    "#b8568a",
+    "#7d9ad6",
+    "#9a7b3c",
+    "#c8553d",
+    "#7b8794",
+    "#5aa7c7",
+    "#9a6fc4",
+)
+_LEGEND: Final = {
     "orient": "bottom",
     "title": None,
-    "labelLimit": 250,
-    "columns": {"expr": "max(1, floor(width / 200))"},
+    "labelLimit": 260,
+    "columns": {"expr": "max(1, floor(width / 230))"},
     "symbolType": "square",
 }
+_TALL: Final = 280  # pixels of a curve
 
-Rows = Mapping[str, Sequence[tuple[str, float]]]
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A value that rows are held against: its name and amount."""
+
+    name: str
+    value: float
+
+
+def _draw(data: Any, spec: dict[str, Any], key: str, said: str, **options: Any) -> Any:
+    """A chart with text that is dark enough on the theme in use."""
+    ink = "#c3ccd7" if st.context.theme.type == "dark" else "#46505c"
+    axis = {"labelColor": ink, "titleColor": ink}
+    config = {"axis": axis, "axisX": axis, "axisY": axis, "legend": {"labelColor": ink}}
+    return st.vega_lite_chart(data, {**spec, "config": config}, key=key, alt=said, **options)
 
 
 def title(text: str) -> None:
@@ -29,24 +58,39 @@ def title(text: str) -> None:
     st.markdown(f"**{text}**")
 
 
-def stacked(rows: Rows, unit: str, numbers: Numbers, key: str, limit: tuple[str, float] | None = None) -> None:
-    """A stacked bar for each row, of named parts; a part has one colour in all. `limit` is a line across: its name and value."""
+def stacked(
+    rows: Mapping[str, Parts], unit: str, numbers: Numbers, key: str, said: str, limit: Limit | None = None
+) -> None:
+    """A stacked bar for each row, of named parts that sum to the row; a part has one colour in the whole app.
+
+    `said` describes the chart. With a limit, a dashed line crosses all rows, and what is free up to it is drawn.
+    """
     most = max(sum(value for _, value in parts) for parts in rows.values())
-    scale, suffix = _scale(unit, numbers, max(most, limit[1] if limit else 0))
-    data = [segment for row, parts in rows.items() for segment in _segments(row, parts, unit, numbers, scale)]
+    scale, suffix = _scale(unit, numbers, max(most, limit.value if limit else 0))
+    data = [
+        segment
+        for row, parts in rows.items()
+        for segment in _segments(row, _with_free(parts, limit), unit, numbers, scale)
+    ]
     spec = {
-        "height": {"step": _ROW},
+        "height": {"step": _ROW if len(rows) > 1 else 64},
         "encoding": {
-            "y": {"field": "row", "type": "nominal", "sort": None, "title": None, "axis": _names(len(rows) > 1)}
+            "y": {"field": "row", "type": "nominal", "sort": None, "title": None, "axis": _row_names(len(rows) > 1)}
         },
-        "layer": [_bars([segment["part"] for segment in data], suffix), *_limit(limit, unit, numbers, scale, most)],
+        "layer": [
+            _bars([segment["part"] for segment in data], suffix),
+            *_limit_line(limit, unit, numbers, scale, most),
+        ],
     }
-    st.vega_lite_chart(data, spec, key=key)
+    _draw(data, spec, key, said)
 
 
-def _segments(
-    row: str, parts: Sequence[tuple[str, float]], unit: str, numbers: Numbers, scale: int
-) -> Iterator[dict[str, Any]]:
+def _with_free(parts: Parts, limit: Limit | None) -> Parts:
+    room = limit.value - sum(value for _, value in parts) if limit else 0
+    return [*parts, (FREE, room)] if room > 0 else parts
+
+
+def _segments(row: str, parts: Parts, unit: str, numbers: Numbers, scale: int) -> Iterator[dict[str, Any]]:
     end = 0.0
     for name, value in parts:
         start, end = end, end + value / scale
@@ -54,7 +98,9 @@ def _segments(
 
 
 def _bars(names: Sequence[str], suffix: str) -> dict[str, Any]:
-    parts = list(dict.fromkeys(names))
+    parts = [name for name in COLOURS if name in names]
+    parts += [name for name in dict.fromkeys(names) if name not in COLOURS]
+    colours = [COLOURS.get(name) or _OTHERS[place % len(_OTHERS)] for place, name in enumerate(parts)]
     return {
         "mark": {"type": "bar", "height": {"band": 0.78}},
         "encoding": {
@@ -69,7 +115,7 @@ def _bars(names: Sequence[str], suffix: str) -> dict[str, Any]:
                 "field": "part",
                 "type": "nominal",
                 "sort": None,
-                "scale": {"domain": parts},
+                "scale": {"domain": parts, "range": colours},
                 "legend": _LEGEND if len(parts) > 1 else None,
             },
             "tooltip": {"field": "shown"},
@@ -77,20 +123,17 @@ def _bars(names: Sequence[str], suffix: str) -> dict[str, Any]:
     }
 
 
-def _limit(
-    limit: tuple[str, float] | None, unit: str, numbers: Numbers, scale: int, most: float
-) -> list[dict[str, Any]]:
+def _limit_line(limit: Limit | None, unit: str, numbers: Numbers, scale: int, most: float) -> list[dict[str, Any]]:
     """A dashed line across all rows, with its name above; nothing where there is no limit. `most` is the longest row."""
     if limit is None:
         return []
-    name, value = limit
     once: dict[str, Any] = {"values": [{}]}
-    at: dict[str, Any] = {"x": {"datum": value / scale}, "y": None}
+    at: dict[str, Any] = {"x": {"datum": limit.value / scale}, "y": None}
     text = {
         "type": "text",
-        "text": f"{name}: {numbers.show(value, unit)}",
+        "text": f"{limit.name}: {numbers.show(limit.value, unit)}",
         "y": -9,
-        "align": "right" if 2 * value > most else "left",  # towards the room that there is
+        "align": "right" if 2 * limit.value > most else "left",  # towards the room that there is
         "color": _RED,
     }
     return [
@@ -99,12 +142,172 @@ def _limit(
     ]
 
 
-def _names(shown: bool) -> dict[str, Any] | None:
-    return {"labelLimit": 120, "ticks": False, "domain": False} if shown else None
+def _row_names(shown: bool) -> dict[str, Any] | None:
+    return {"labelLimit": 220, "ticks": False, "domain": False} if shown else None
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Points (x, y) of one line; None where there is no answer."""
+
+    name: str
+    points: Sequence[tuple[float, float | None]]
+
+
+def curves(
+    lines: Sequence[Curve],
+    x: str,
+    unit: str,
+    numbers: Numbers,
+    key: str,
+    said: str,
+    limit: Limit | None = None,
+    now: float | None = None,
+    log: bool = True,
+) -> None:
+    """Lines over x, of values of one unit. `limit` is a level across; `now` marks where the scenario stands."""
+    known = [(line.name, at, value) for line in lines for at, value in line.points if value is not None]
+    if not known:
+        st.info("No value of this field gives an answer.")
+        return
+    scale, suffix = _scale(unit, numbers, max(value for *_, value in known))
+    data = [
+        {"line": name, "x": at, "y": value / scale, "shown": f"{at:,.6g}: {numbers.show(value, unit)}"}
+        for name, at, value in known
+    ]
+    horizontal = {
+        "field": "x",
+        "type": "quantitative",
+        "title": x,
+        "scale": {"type": "log", "base": 2} if log else {"zero": False},
+        "axis": {"labelExpr": "datum.value >= 1048576 ? format(datum.value / 1048576, '~r') + 'M' : datum.value >= 1024 ? "
+                 "format(datum.value / 1024, '.3~r') + 'k' : datum.label", "grid": False} if log else {},
+    }  # fmt: skip
+    spec = {
+        "height": _TALL,
+        "layer": [
+            {
+                "mark": {"type": "line", "point": True, "strokeWidth": 2.5},
+                "encoding": {
+                    "x": horizontal,
+                    "y": {
+                        "field": "y",
+                        "type": "quantitative",
+                        "title": None,
+                        "axis": {"labelExpr": f"datum.label + '{suffix}'"},
+                    },
+                    "color": {
+                        "field": "line",
+                        "type": "nominal",
+                        "sort": None,
+                        "scale": {"domain": [line.name for line in lines], "range": list(_OTHERS)},
+                        "legend": _LEGEND if len(lines) > 1 else None,
+                    },
+                    "tooltip": [{"field": "line"}, {"field": "shown"}],
+                },
+            },
+            *_level(limit, unit, numbers, scale),
+            *_mark_now(now),
+        ],
+    }
+    _draw(data, spec, key, said)
+
+
+def _level(limit: Limit | None, unit: str, numbers: Numbers, scale: int) -> list[dict[str, Any]]:
+    if limit is None:
+        return []
+    once: dict[str, Any] = {"values": [{}]}
+    at = {"y": {"datum": limit.value / scale}}
+    text = f"{limit.name}: {numbers.show(limit.value, unit)}"
+    return [
+        {"data": once, "mark": {"type": "rule", "strokeDash": [5, 4], "strokeWidth": 2, "color": _RED}, "encoding": at},
+        {
+            "data": once,
+            "mark": {"type": "text", "text": text, "x": 6, "dy": -8, "align": "left", "color": _RED},
+            "encoding": at,
+        },
+    ]
+
+
+def _mark_now(now: float | None) -> list[dict[str, Any]]:
+    if now is None:
+        return []
+    once: dict[str, Any] = {"values": [{}]}
+    return [
+        {
+            "data": once,
+            "mark": {"type": "rule", "strokeWidth": 1.5, "color": "#7b8794", "strokeDash": [2, 3]},
+            "encoding": {"x": {"datum": now}},
+        }
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Square:
+    """One cell of a matrix: its row and column, what stands in it, its kind (one of KINDS), what a pointer shows."""
+
+    row: str
+    column: str
+    text: str
+    kind: str
+    shown: str
+
+
+KINDS: Final = {  # colours on which white text reads (4.5:1)
+    "fits": "#1f7a60",
+    "tight": "#96650a",
+    "takes more GPUs": "#5d6c7e",
+    "does not fit": "#b3432c",
+    "unknown": "#6f6f6f",
+}
+
+
+def matrix(cells: Sequence[Square], key: str, said: str) -> tuple[str, str] | None:
+    """Coloured cells with text; the row and column of the one that was clicked, None before."""
+    kinds = [kind for kind in KINDS if any(cell.kind == kind for cell in cells)]
+    data = [{"row": c.row, "column": c.column, "text": c.text, "kind": c.kind, "shown": c.shown} for c in cells]
+    names = {"type": "nominal", "sort": None, "title": None}
+    bare = {"domain": False, "ticks": False}
+    heads = {**bare, "orient": "top", "labelAngle": 0, "labelLimit": 96, "labelExpr": "split(datum.label, '|')"}
+    colours = {"domain": kinds, "range": [KINDS[kind] for kind in kinds]}
+    spec = {
+        "height": {"step": 38},
+        "encoding": {
+            "x": {"field": "column", **names, "axis": heads},
+            "y": {"field": "row", **names, "axis": {**bare, "labelLimit": 230}},
+            "tooltip": {"field": "shown"},
+        },
+        "layer": [
+            {
+                "params": [{"name": "cell", "select": {"type": "point", "fields": ["row", "column"], "toggle": False}}],
+                "mark": {
+                    "type": "rect",
+                    "cornerRadius": 4,
+                    "cursor": "pointer",
+                    "height": {"band": 0.9},
+                    "width": {"band": 0.94},
+                },
+                "encoding": {
+                    "color": {"field": "kind", "type": "nominal", "scale": colours, "legend": {**_LEGEND, "columns": 0}}
+                },
+            },
+            {
+                "mark": {"type": "text", "fontSize": 12, "fontWeight": 600, "color": "white"},
+                "encoding": {"text": {"field": "text"}},
+            },
+        ],
+    }
+    state = _draw(data, spec, key, said, on_select="rerun", selection_mode="cell")
+    chosen = state["selection"].get("cell") if state else None
+    return (chosen[0]["row"], chosen[0]["column"]) if chosen else None
 
 
 # the letters that a chart's axis takes for powers of 1000, by unit
-_LETTERS = {"FLOPs": ("", "k", "M", "G", "T", "P", "E", "Z", "Y"), "parameters": ("", "K", "M", "B", "T", "Q")}
+_LETTERS: Final = {
+    "FLOPs": ("", "k", "M", "G", "T", "P", "E", "Z", "Y"),
+    "parameters": ("", "K", "M", "B", "T", "Q"),
+    "tokens/s": ("", "k", "M", "B"),
+}
 
 
 def _scale(unit: str, numbers: Numbers, most: float) -> tuple[int, str]:
@@ -118,25 +321,25 @@ def _scale(unit: str, numbers: Numbers, most: float) -> tuple[int, str]:
 
 
 # the kinds of a timeline: name and colour
-_KINDS = {
+_OPERATIONS: Final = {
     "F": ("forward", "#3b7dc0"),
     "B": ("backward", "#dd9631"),
     "I": ("input gradient", "#dd9631"),
     "W": ("weight gradient", "#35a184"),
 }
-_MOST = 4096  # operations that a browser draws without a pause
-_FEW = 256  # operations whose numbers can be read in their bars
+_MOST: Final = 4096  # operations that a browser draws without a pause
+_FEW: Final = 256  # operations whose numbers can be read in their bars
 
 
 def timeline(events: Sequence[Event], stages: int, makespan: float, key: str) -> None:
     """A Gantt chart: one lane a stage, one bar an operation, coloured by its kind. It ends where the drawn ones end."""
     drawn = sorted(events, key=lambda event: event.start)[:_MOST]
     end = makespan if len(drawn) == len(events) else max(event.end for event in drawn)
-    kinds = [kind for kind in _KINDS if any(event.kind == kind for event in drawn)]
+    kinds = [kind for kind in _OPERATIONS if any(event.kind == kind for event in drawn)]
     data = [
         {
             "stage": event.stage,
-            "kind": _KINDS[event.kind][0],
+            "kind": _OPERATIONS[event.kind][0],
             "start": event.start,
             "end": event.end,
             "microbatch": event.microbatch,
@@ -159,7 +362,8 @@ def timeline(events: Sequence[Event], stages: int, makespan: float, key: str) ->
         },
         "layer": [_operations(kinds), *([_numbers()] if len(drawn) <= _FEW else [])],
     }
-    st.vega_lite_chart(data, spec, key=key)
+    said = f"Timeline of {len(drawn):,} operations on {stages:,} stages; the step ends at {makespan:,.6g} s"
+    _draw(data, spec, key, said)
     if len(drawn) < len(events):
         st.caption(
             f"Only the first {len(drawn):,} of {len(events):,} operations are drawn, up to {end:,.6g} of {makespan:,.6g} s; the "
@@ -168,7 +372,7 @@ def timeline(events: Sequence[Event], stages: int, makespan: float, key: str) ->
 
 
 def _operations(kinds: Sequence[str]) -> dict[str, Any]:
-    colours = {"domain": [_KINDS[kind][0] for kind in kinds], "range": [_KINDS[kind][1] for kind in kinds]}
+    colours = {"domain": [_OPERATIONS[kind][0] for kind in kinds], "range": [_OPERATIONS[kind][1] for kind in kinds]}
     return {
         "mark": {"type": "bar", "height": {"band": 0.86}},
         "encoding": {

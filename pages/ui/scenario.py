@@ -1,27 +1,33 @@
-"""The scenario: which model on which GPU, once or twice side by side; chosen in the sidebar, carried by the URL."""
+"""The scenario: which model on which GPUs, and every plan about it, as one set of values that the session keeps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import streamlit as st
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
+from pydantic import Field as described
 
 from calc.catalogue import load
-from calc.errors import InputError
+from calc.commands import COMMANDS, Command, command_line
+from calc.errors import InputError, validated
 from calc.hardware import Gpu, chosen_gpu
 from calc.model.config import from_config, parse_config
 from calc.model.spec import ModelSpec
-from pages.ui import hub
-from pages.ui.field_display import CUSTOM, HUB
+from calc.training import TrainingPlan
+from pages.ui import hub_models, names
+from pages.ui.appearance import CUSTOM, HUB
+from pages.ui.fields import Field, fields_of, register
 
-SECOND = "b_"  # the prefix of the second scenario's names
-PREFIXES = ("", SECOND)
+Plan = TypeVar("Plan", bound=BaseModel)
 
-Held = TypeVar("Held", bound=BaseModel)
+_STATE: Final = "scenario"
+WIDGET: Final = " widget"  # ends the session's key of a widget
+_CONFIG: Final = "config"  # the key of a config.json of the user's own, as text
+SPREAD: Final = ("dp", "tp", "pp", "cp", "dp_replicate", "zero")  # the fields that a layout chosen here sets
 
 
 class Subject(BaseModel):
@@ -29,21 +35,32 @@ class Subject(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    model: str = Field(
-        "llama-2-7b",
-        description="Type to search. `hugging-face` takes any other model's id, `custom` its config.json.",
-    )
-    hub_id: str | None = Field(
+    model: str = described("meta-llama-3.1-8b", description="Type to search the names.")
+    hub_id: str | None = described(
         None,
         max_length=300,
         description="`owner/name` or `owner/name@revision`. Its config.json is fetched and kept in Hugging Face's cache.",
     )
-    gpu: str = Field("h100-sxm-80gb", description="Type to search. `custom` is described by the figures below.")
-    gpu_memory_gib: float | None = Field(
+    gpu: str = described("h200-141gb", description="Type to search the names.")
+    gpu_memory_gib: float | None = described(
         None, ge=0.001, le=1e6, description="As the driver shows it, in GiB (2³⁰ bytes)."
     )
-    gpu_tflops: float | None = Field(None, ge=0.001, le=1e9, description="Dense, never with sparsity, in 10¹² FLOP/s.")
-    gpu_GBps: float | None = Field(None, ge=0.001, le=1e9, description="In 10⁹ bytes a second.")
+    gpu_tflops: float | None = described(
+        None, ge=0.001, le=1e9, description="Dense, never with sparsity, in 10¹² FLOP/s."
+    )
+    gpu_GBps: float | None = described(None, ge=0.001, le=1e9, description="In 10⁹ bytes a second.")
+
+
+class Spread(BaseModel):
+    """How many GPUs train, and who lays the model out over them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    gpus: int = described(1, ge=1, le=10_000_000, description="number of GPUs")
+    layout: Literal["auto", "by hand"] = described(
+        "auto",
+        description="auto: FSDP (ZeRO-3) over all GPUs; by hand: the degrees below, whose product is the number of GPUs",
+    )
 
 
 class View(BaseModel):
@@ -51,48 +68,89 @@ class View(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    compare: bool = Field(False, description="A second model, GPU and plan to compare with the first.")
-    calibrated: Literal["off", "point", "bound"] = Field(
+    calibrated: Literal["off", "point", "bound"] = described(
         "off",
-        description="Put what was measured or imported for this GPU in place of what is assumed: the median, or the careful end. "
-        "Only fields that are left at their default change, and the page says where each figure is from.",
+        description="Put what was measured or imported for this GPU in place of what is assumed: the median, or the conservative "
+        "end. Only fields that are left at their default change, and the page says where each figure is from.",
     )
-    units: Literal["GiB", "GB"] = Field("GiB", description="GiB is 2³⁰ bytes, GB is 10⁹. Downloads carry exact bytes.")
+    units: Literal["GiB", "GB"] = described(
+        "GiB", description="GiB is 2³⁰ bytes, GB is 10⁹. Downloads carry exact bytes."
+    )
+
+
+SHARED: Final = (Subject, Spread, View)
+register([*SHARED, *(command.plan for command in COMMANDS.values())])
+
+# what the app starts with, where it is not the plan's own default: full fine-tuning as people run it, in mixed precision
+START: Final[Mapping[str, Any]] = {"recipe": "amp", "recompute": "full", "optimizer_kernel": "fused", "tokens": 10**12}
 
 
 class Missing(InputError):
     """The scenario waits for something that only the user has; not a mistake."""
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One scenario of the one or two on the page."""
+@dataclass(frozen=True, eq=False)
+class Scenario:
+    """One scenario: values by field key; what is not there has its start value."""
 
-    prefix: str
-    subject: Subject
+    values: Mapping[str, Any]
+
+    def value(self, field: Field) -> Any:
+        """The value of a field."""
+        return self.values.get(field.key, start(field))
+
+    def of(self, plan: type[Plan]) -> Plan:
+        """The plan that the values describe. InputError when its fields do not go together."""
+        given = {name: self.value(field) for name, field in fields_of(plan).items()}
+        if issubclass(plan, TrainingPlan) and self.layout == "auto":
+            given |= spread(self.gpus)
+        return validated(plan, given)
+
+    @property
+    def gpus(self) -> int:
+        return int(self.value(fields_of(Spread)["gpus"]))
+
+    @property
+    def layout(self) -> str:
+        return str(self.value(fields_of(Spread)["layout"]))
+
+    @property
+    def subject(self) -> Subject:
+        return self.of(Subject)
+
+    @property
+    def config(self) -> str:
+        """The user's own config.json as text; "" where there is none."""
+        return str(self.values.get(_CONFIG, ""))
 
     @property
     def model(self) -> str:
-        """The model's name: the catalogue's, or its id on the Hub."""
-        return (self.subject.hub_id or HUB) if self.subject.model == HUB else self.subject.model
+        """The model's id: the catalogue's, or its id on the Hub."""
+        subject = self.subject
+        return (subject.hub_id or HUB) if subject.model == HUB else subject.model
+
+    @property
+    def model_name(self) -> str:
+        """The model as people call it."""
+        return names.MODELS.get(self.model, self.model) if self.model != CUSTOM else "My model"
+
+    @property
+    def gpu_name(self) -> str:
+        """The GPU as people call it."""
+        return names.DEVICES[self.subject.gpu] if self.subject.gpu != CUSTOM else "My GPU"
 
     def spec(self) -> ModelSpec:
         """The model. InputError when the user's config or id is not one, Missing when there is none yet."""
-        if self.subject.model == HUB:
-            return hub.spec(self._hub_id())
-        if self.subject.model != CUSTOM:
-            return load(self.subject.model)
-        text = _own_config(self.prefix)
-        if not text:
-            raise Missing(
-                "This scenario has a model of your own. A config.json does not fit in a link: paste or upload it in the sidebar."
-            )
-        return _parsed(text)
-
-    def _hub_id(self) -> str:
-        if not self.subject.hub_id:
-            raise Missing("This scenario has a model of the Hugging Face Hub: give its id in the sidebar.")
-        return self.subject.hub_id
+        subject = self.subject
+        if subject.model == HUB:
+            if not subject.hub_id:
+                raise Missing("This scenario has a model of the Hugging Face Hub: give its id.")
+            return hub_models.spec(subject.hub_id)
+        if subject.model != CUSTOM:
+            return load(subject.model)
+        if not self.config:
+            raise Missing("This scenario has a model of your own: paste or upload its config.json.")
+        return _parsed(self.config)
 
     def gpu(self) -> Gpu:
         """The GPU, with the user's figures put in; Missing when it is to be described and is not."""
@@ -100,46 +158,63 @@ class Side:
         name = None if given.gpu == CUSTOM else given.gpu
         found = chosen_gpu(name, given.gpu_memory_gib, given.gpu_tflops, given.gpu_GBps)
         if found is None:
-            raise Missing("This scenario has a GPU of your own: give its memory, peak and bandwidth in the sidebar.")
+            raise Missing("This scenario has a GPU of your own: give its memory, peak and bandwidth.")
         return found
-
-    def gpu_flags(self) -> Mapping[str, str | float | None]:
-        """The GPU as the command line takes it."""
-        flags: dict[str, Any] = self.subject.model_dump(exclude={"model", "hub_id"})
-        return {name: None if value == CUSTOM else value for name, value in flags.items()}
 
     def model_argument(self) -> str:
         """The model as the command line takes it."""
         return "config.json" if self.subject.model == CUSTOM else self.model
 
-    def own_config(self) -> bytes:
-        """The user's config.json; b"" for a model that has a name."""
-        text = _own_config(self.prefix) if self.subject.model == CUSTOM else b""
-        return text.encode() if isinstance(text, str) else text
+    def command_line(self, command: Command, plan: BaseModel, program: str = "calc", model: str = "") -> str:
+        """The equal command, ready for a shell."""
+        flags: dict[str, Any] = self.subject.model_dump(exclude={"model", "hub_id"})
+        gpu = {name: None if value == CUSTOM else value for name, value in flags.items()}
+        return command_line(command, plan, model or self.model_argument(), gpu, program)
+
+    def changed(self, values: Mapping[str, Any]) -> Scenario:
+        """The scenario with other values, by field key. Degrees of parallelism that are set make the layout one by hand."""
+        values = dict(values)
+        if self.layout == "auto" and "layout" not in values and set(values) & set(SPREAD):
+            values = {**spread(int(values.get("gpus", self.gpus))), "layout": "by hand", **values}
+        return Scenario({**self.values, **values})
 
 
-def sides() -> list[Side]:
-    """The scenarios of the page, as the sidebar's widgets hold them."""
-    prefixes = PREFIXES if st.session_state["compare"] else PREFIXES[:1]
-    return [Side(prefix, _held(Subject, prefix)) for prefix in prefixes]
+def spread(gpus: int) -> dict[str, Any]:
+    """The layout `auto`: fully sharded data parallelism over all GPUs."""
+    return {"dp": gpus, "tp": 1, "pp": 1, "cp": 1, "dp_replicate": 1, "zero": 3 if gpus > 1 else 0}
 
 
-def view() -> View:
-    """How answers are shown, as the sidebar's widgets hold it."""
-    return _held(View, "")
+def start(field: Field) -> Any:
+    """What a field starts with: the app's own choice, or the plan's default."""
+    return START.get(field.key, field.default)
 
 
-def _held(model: type[Held], prefix: str) -> Held:
-    """What the widgets hold, not yet checked: each answer checks what it uses."""
-    drawn = {name: st.session_state[prefix + name] for name in model.model_fields if prefix + name in st.session_state}
-    return model.model_construct(**drawn)
-
-
-@lru_cache(maxsize=4)
-def _parsed(text: str | bytes) -> ModelSpec:
+@lru_cache(maxsize=8)
+def _parsed(text: str) -> ModelSpec:
     return from_config(parse_config(text), CUSTOM)
 
 
-def _own_config(prefix: str) -> str | bytes:
-    upload = st.session_state.get(f"{prefix}config_file")
-    return upload.getvalue() if upload else str(st.session_state.get(f"{prefix}config_text") or "")
+def current() -> Scenario:
+    """The scenario of this session."""
+    return Scenario(st.session_state.get(_STATE, {}))
+
+
+def keep(scenario: Scenario) -> None:
+    """Make it the session's."""
+    st.session_state[_STATE] = dict(scenario.values)
+
+
+def forget_widgets() -> None:
+    """Let every widget show its field's value anew."""
+    for key in [key for key in st.session_state if str(key).endswith(WIDGET)]:
+        del st.session_state[key]
+
+
+def keep_config(text: str) -> None:
+    """Keep the user's own config.json with the scenario."""
+    keep(Scenario({**current().values, _CONFIG: text}))
+
+
+def view() -> View:
+    """How answers are shown in this session."""
+    return current().of(View)

@@ -1,4 +1,4 @@
-"""The sidebar that all pages share: model and GPU, the second scenario, measured figures, units."""
+"""The sidebar that all pages share: the scenario's model and GPU, and how answers are shown."""
 
 from __future__ import annotations
 
@@ -7,63 +7,92 @@ import streamlit as st
 from calc.catalogue import catalogue
 from calc.hardware import gpus
 from calc.units import show_bytes
-from pages.ui import hub
-from pages.ui.field_display import CUSTOM, HUB
-from pages.ui.fields import ask
-from pages.ui.scenario import SECOND, Subject, View
+from pages.ui import hub_models, link, scenario
+from pages.ui.appearance import CUSTOM, HUB
+from pages.ui.fields import fields_of
+from pages.ui.scenario import Subject, View
+from pages.ui.widgets import ask
 
 _FIGURES = ("gpu_memory_gib", "gpu_tflops", "gpu_GBps")
 
 
 def draw() -> None:
-    """Draw the sidebar; `scenario` reads what it holds."""
+    """Draw the sidebar; the scenario holds what it asks."""
     with st.sidebar:
-        _subject("")
-        if ask("compare", View.model_fields["compare"], width="stretch"):
-            st.markdown("**Second scenario**")
-            _subject(SECOND)
-        for name in ("calibrated", "units"):
-            ask(name, View.model_fields[name], width="stretch")
+        ask(fields_of(Subject)["model"], "stretch")
+        more_of_model()
+        ask(fields_of(Subject)["gpu"], "stretch")
+        more_of_gpu()
+        settings()
 
 
-def _subject(prefix: str) -> None:
-    fields = Subject.model_fields
-    model = ask("model", fields["model"], prefix, width="stretch")
+def settings() -> None:
+    """How answers are shown, in one place."""
+    fold = st.expander("Settings", key="settings", icon=":material/settings:", on_change="rerun")
+    if fold.open:
+        with fold:
+            for field in fields_of(View).values():
+                ask(field, "stretch")
+
+
+def more_of_model() -> None:
+    """What a chosen model needs or says of itself."""
+    model = scenario.current().subject.model
     if model == HUB:
-        _hub_model(prefix)
+        ask(fields_of(Subject)["hub_id"], "stretch")
+        if hub_models.is_offline():
+            st.caption("HF_HUB_OFFLINE is set: only what is in Hugging Face's cache is read.")
     elif model == CUSTOM:
-        _own_model(prefix)
+        _own_model()
     elif model in catalogue():
-        _model_source(model)
-    gpu = ask("gpu", fields["gpu"], prefix, width="stretch")
+        hub_id = catalogue()[model].hub_id
+        st.caption(f"[{hub_id}](https://huggingface.co/{hub_id})")
+
+
+def more_of_gpu() -> None:
+    """What is known of the chosen GPU, and the figures that a person may give instead."""
+    gpu = scenario.current().subject.gpu
     if gpu in gpus():
         _gpu_facts(gpu)
-    with st.expander("The GPU's figures", expanded=gpu == CUSTOM):
-        for name in _FIGURES:
-            ask(name, fields[name], prefix, width="stretch")
+    fold = st.expander("The GPU's figures", expanded=gpu == CUSTOM, key="gpu figures", on_change="rerun")
+    if fold.open:
+        with fold:
+            for name in _FIGURES:
+                ask(fields_of(Subject)[name], "stretch")
 
 
-def _hub_model(prefix: str) -> None:
-    ask("hub_id", Subject.model_fields["hub_id"], prefix, width="stretch")
-    if hub.is_offline():
-        st.caption("HF_HUB_OFFLINE is set: only what is in Hugging Face's cache is read.")
-
-
-def _own_model(prefix: str) -> None:
+def _own_model() -> None:
+    key = f"config{scenario.WIDGET}"
+    if key not in st.session_state:
+        st.session_state[key] = scenario.current().config
     st.text_area(
         "config.json, pasted",
-        key=f"{prefix}config_text",
+        key=key,
         height=120,
         placeholder='{"architectures": ["LlamaForCausalLM"], ...}',
+        on_change=_pasted,
+        args=(key,),
     )
     st.file_uploader(
-        "or uploaded", "json", key=f"{prefix}config_file", help="The model's config.json, at most 2 MB. It is not kept."
+        "or uploaded",
+        "json",
+        key="config file",
+        help="The model's config.json, at most 2 MB.",
+        on_change=_uploaded,
     )
 
 
-def _model_source(name: str) -> None:
-    entry = catalogue()[name]
-    st.caption(f"[{entry.hub_id}](https://huggingface.co/{entry.hub_id})")
+def _pasted(key: str) -> None:
+    link.touched()
+    scenario.keep_config(str(st.session_state[key] or ""))
+
+
+def _uploaded() -> None:
+    upload = st.session_state["config file"]
+    if upload:
+        link.touched()
+        scenario.keep_config(upload.getvalue().decode("utf-8", "replace"))
+        scenario.forget_widgets()
 
 
 def _gpu_facts(name: str) -> None:

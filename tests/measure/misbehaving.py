@@ -17,7 +17,7 @@ from pathlib import Path
 
 from calc.command_line.exit_codes import guarded
 from calc.errors import InputError
-from calc.records import Measured, Records
+from calc.measurements.records import Measured, Records
 from measure import child, environment, runner, workloads
 from measure.commands import run as command
 from measure.device_queue import queue

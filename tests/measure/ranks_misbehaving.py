@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from calc.errors import InputError
-from calc.records import Measured
+from calc.measurements.records import Measured
 from measure.distributed import rank
 from measure.distributed.launch import launched
 from measure.distributed.order import Order

@@ -8,7 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-from calc.records import Records
+from calc.measurements.records import Records
 from measure.device_queue import queue
 from measure.run_options import RunOptions
 from measure.runner import run

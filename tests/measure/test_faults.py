@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from calc.records import Records, as_csv
+from calc.measurements.records import Records, as_csv
 from measure.device_queue import queue
 from tests.measure.runs import alive, events_of, finish, is_free, saved, started
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from calc.records import Measured, Records, as_csv
+from calc.measurements.records import Measured, Records, as_csv
 from measure.devices import likely, lock_name
 from measure.workloads import SUITES, WORKLOADS
 

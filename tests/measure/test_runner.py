@@ -11,7 +11,7 @@ import time
 import pytest
 
 from calc.errors import InputError
-from calc.records import Records
+from calc.measurements.records import Records
 from measure import child
 from measure.device_queue import Ticket, queue
 from measure.run_options import RunOptions

@@ -5,8 +5,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from calc.errors import InputError  # noqa: E402
+from calc.measurements.records import Measured  # noqa: E402
 from calc.model.config import from_config  # noqa: E402
-from calc.records import Measured  # noqa: E402
 from calc.training import TrainingPlan  # noqa: E402
 from measure.devices import Device, resolve  # noqa: E402
 from measure.setting import Setting  # noqa: E402

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from playwright.sync_api import Browser, Locator, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from tests.chromium import chromium_path
 from tests.pages.ports import free_port, until_healthy
@@ -125,3 +125,11 @@ def unfold(folded: Locator) -> None:
     """Open a folded part and wait until it rests: what lies in a part that is still moving slips away under a click."""
     folded.click()
     folded.locator("xpath=ancestor::details[@open]").evaluate(_STILL)
+
+
+def open_tab(page: Page, name: str) -> None:
+    """Open a tab of the page and wait until it is drawn."""
+    tab = page.get_by_role("tab", name=name, exact=True)
+    tab.click()
+    expect(tab).to_have_attribute("aria-selected", "true")
+    settled(page)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from calc.records import Measured, Records
+from calc.measurements.records import Measured, Records
 from calc.units import MiB
 from tests.pages.server import open_page, serve, settled
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from calc.records import Records
+from calc.measurements.records import Records
 from measure.device_queue import queue
 from tests.measure.runs import alive, is_free, until
 from tests.pages.server import serve

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from calc.records import Measured, Records, as_csv
+from calc.measurements.records import Measured, Records, as_csv
 from tests.pages.server import PATIENCE, open_page, serve, settled, unfold
 
 pytestmark = [pytest.mark.browser, pytest.mark.torch]

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from calc.errors import InputError
-from calc.records import Records
+from calc.measurements.records import Records
 from measure.device_queue import queue
 from measure.run_options import RunOptions
 from measure.setting import SIZES
 from measure.workloads import SUITES, WORKLOADS
-from pages.ui import measurement_runs
-from pages.ui.measurement_runs import MeasurePlan, Progress, refusal
+from pages.ui.measuring import runs
+from pages.ui.measuring.runs import MeasurePlan, Progress, refusal
 
 SCRIPT = Path(__file__).parents[1] / "measure" / "misbehaving.py"
 PLAN = MeasurePlan(device="cpu")
@@ -25,13 +25,13 @@ PATIENCE = 20.0
 @pytest.fixture(autouse=True)
 def own_data(tmp_path, monkeypatch):
     monkeypatch.setenv("PLUMBLINE_DATA", str(tmp_path))
-    monkeypatch.setattr(measurement_runs, "_runs", {})
+    monkeypatch.setattr(runs, "_runs", {})
     monkeypatch.delenv("MEASURE", raising=False)
 
 
 def start(behaviour):
     """Start a run whose process behaves as asked."""
-    return measurement_runs.start(PLAN, (sys.executable, str(SCRIPT), behaviour))
+    return runs.start(PLAN, (sys.executable, str(SCRIPT), behaviour))
 
 
 def until(condition):
@@ -43,7 +43,7 @@ def until(condition):
 
 
 def ended(key):
-    return until(lambda: (known := measurement_runs.progress(key)) and known.outcome and known)
+    return until(lambda: (known := runs.progress(key)) and known.outcome and known)
 
 
 def test_a_run_is_followed_to_its_end():
@@ -56,20 +56,20 @@ def test_a_run_is_followed_to_its_end():
 
 def test_a_run_is_cancelled_and_its_rows_are_kept():
     key = start("endless")
-    until(lambda: len(measurement_runs.progress(key).rows) >= 3)
-    measurement_runs.cancel(key)
+    until(lambda: len(runs.progress(key).rows) >= 3)
+    runs.cancel(key)
     done = ended(key)
     assert done.outcome == "cancelled"
     assert [row["quantity"] for row in done.rows] == [row["quantity"] for row in Records().rows()]
     until(lambda: queue("cpu") == [])
-    measurement_runs.cancel(key)  # again: nothing happens
-    measurement_runs.cancel("unknown")
+    runs.cancel(key)  # again: nothing happens
+    runs.cancel("unknown")
 
 
 def test_a_runner_that_is_killed_is_a_message_not_a_hang():
     key = start("endless")
-    until(lambda: measurement_runs.progress(key).rows)
-    os.kill(measurement_runs._runs[key]._process.pid, signal.SIGKILL)
+    until(lambda: runs.progress(key).rows)
+    os.kill(runs._runs[key]._process.pid, signal.SIGKILL)
     done = ended(key)
     assert (done.outcome, done.message) == ("failed", "it ended with status -9")
     assert done.rows
@@ -84,28 +84,28 @@ def test_a_refusal_is_told(tmp_path):
 
 
 def test_a_command_that_cannot_start_is_told():
-    done = ended(measurement_runs.start(PLAN, (sys.executable, "-c", "import sys; sys.exit('one line of complaint')")))
+    done = ended(runs.start(PLAN, (sys.executable, "-c", "import sys; sys.exit('one line of complaint')")))
     assert (done.outcome, done.message) == ("failed", "one line of complaint")
 
 
 def test_there_is_a_limit_to_the_runs_of_one_server(monkeypatch):
-    monkeypatch.setattr(measurement_runs, "_MOST", 1)
+    monkeypatch.setattr(runs, "_MOST", 1)
     key = start("hang")
     with pytest.raises(InputError, match="1 runs are waiting or running"):
         start("three")
-    measurement_runs.cancel(key)
+    runs.cancel(key)
     ended(key)
     ended(start("three"))
 
 
 def test_ended_runs_are_forgotten_in_time(monkeypatch):
-    monkeypatch.setattr(measurement_runs, "_KEPT", 1)
+    monkeypatch.setattr(runs, "_KEPT", 1)
     keys = [start("three")]
     for _ in range(3):
         ended(keys[-1])
         keys.append(start("three"))
     ended(keys[-1])
-    assert [run.key for run in measurement_runs.runs()] == keys[-2:]
+    assert [run.key for run in runs.runs()] == keys[-2:]
 
 
 def test_time_left_is_told_once_there_is_progress():
@@ -162,7 +162,7 @@ def test_measuring_can_be_switched_off_and_opened_to_all(monkeypatch):
     monkeypatch.setenv("MEASURE", "anyone")
     assert refusal({"Host": "lab.example"}, "203.0.113.9") == ""
     monkeypatch.setenv("MEASURE", "off")
-    assert not measurement_runs.is_offered()
+    assert not runs.is_offered()
     assert "MEASURE=off" in refusal({"Host": "localhost"}, None)
 
 
@@ -174,24 +174,24 @@ def test_measuring_can_be_switched_off_and_opened_to_all(monkeypatch):
         ({".measuring-installing": str(os.getpid())}, False, "being installed"),
         ({".measuring-installing": "999999999"}, True, ""),  # the installation was killed
         ({".measuring-installing": "not a number"}, True, ""),
-        ({".measuring-failed": ""}, False, "measuring.log"),
+        ({".measuring-failed": ""}, False, "runs.log"),
     ],
 )
 def test_the_page_says_what_keeps_it_from_measuring(monkeypatch, tmp_path, files, found, message):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(measurement_runs.sys, "prefix", str(tmp_path))
-    monkeypatch.setattr(measurement_runs, "find_spec", lambda name: object() if found else None)
-    assert message in measurement_runs.why_not_installed()
-    assert bool(measurement_runs.why_not_installed()) is bool(message)
+    monkeypatch.setattr(runs.sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(runs, "find_spec", lambda name: object() if found else None)
+    assert message in runs.why_not_installed()
+    assert bool(runs.why_not_installed()) is bool(message)
 
 
 def test_a_question_is_answered_or_refused_in_one_line():
-    assert measurement_runs.ask("list")[0]["name"] == "decoder-states"
+    assert runs.ask("list")[0]["name"] == "decoder-states"
     with pytest.raises(InputError, match="'nonsense' is not allowed"):
-        measurement_runs.ask("nonsense")
+        runs.ask("nonsense")
     with pytest.raises(InputError, match="no answer within"):
-        measurement_runs.ask("list", seconds=0.001)
+        runs.ask("list", seconds=0.001)
 
 
 def test_twenty_presses_at_once_run_one_after_the_other_and_lose_nothing():

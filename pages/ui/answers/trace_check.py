@@ -1,4 +1,4 @@
-"""'Check with a trace': the same step run by PyTorch with fake tensors, in a process of its own, against the prediction by path."""
+"""'Check with a trace': the same step run by PyTorch with fake tensors, in a process of its own, against the prediction."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import pandas as pd
 import streamlit as st
 
-from calc.commands import COMMANDS, command_line
+from calc.commands import COMMANDS
 from calc.errors import InputError
 from calc.model.config import parse_config
 from calc.training import TrainingAnswer
-from pages.ui import charts, measurement_runs, scenario
-from pages.ui.measurement_runs import MEASURE, Handle, Progress
-from pages.ui.scenario import Side
+from pages.ui.appearance import CUSTOM
+from pages.ui.measuring import runs
+from pages.ui.measuring.runs import MEASURE, Handle, Progress
+from pages.ui.numbers import Numbers
+from pages.ui.scenario import Scenario
 from pages.ui.text import plain
-from pages.ui.views import Numbers
 
 _COMMAND = replace(COMMANDS["train"], name="trace")  # which takes the flags of `train`
 _POLL_SECONDS = 0.5
@@ -33,22 +33,20 @@ _traces: dict[Asked, Handle] = {}
 _lock = threading.Lock()
 
 
-def check(answer: TrainingAnswer, side: Side) -> None:
-    """A button that starts the trace of this scenario, how far it is, and what came of it. Nothing with MEASURE=off."""
-    if not measurement_runs.is_offered():
+def check(answer: TrainingAnswer, numbers: Numbers, scenario: Scenario) -> None:
+    """A button that starts the trace of this scenario, how far it is, and what came of it. A line with MEASURE=off."""
+    if not runs.is_offered():
+        st.info("Tracing is switched off on this server (MEASURE=off).")
         return
-    charts.title("Check with a trace")
-    asked = _asked(answer, side)
+    asked = _asked(answer, scenario)
     found = _traces.get(asked)
     if found and not found.progress.outcome:
-        st.fragment(_under_way, run_every=_POLL_SECONDS)(asked, side.prefix)
+        st.fragment(_under_way, run_every=_POLL_SECONDS)(asked)
         return
-    hindrance = measurement_runs.why_not_installed() or measurement_runs.refusal(
-        st.context.headers, st.context.ip_address
-    )
+    hindrance = runs.why_not_installed() or runs.refusal(st.context.headers, st.context.ip_address)
     if st.button(
         "Check with a trace",
-        key=f"{side.prefix}trace",
+        key="trace",
         icon=":material/fact_check:",
         disabled=bool(hindrance),
         help="Runs the real training step with fake tensors: no GPU, no memory, seconds.",
@@ -58,7 +56,7 @@ def check(answer: TrainingAnswer, side: Side) -> None:
     if hindrance:
         st.caption(plain(hindrance))
     if found:
-        _ended(found.progress)
+        _ended(found.progress, numbers)
 
 
 def start(asked: Asked) -> None:
@@ -74,13 +72,13 @@ def start(asked: Asked) -> None:
         _traces[asked] = Handle("trace", [*shlex.split(words)[3:], "--compare"], MEASURE, line)
 
 
-def _asked(answer: TrainingAnswer, side: Side) -> Asked:
-    config = side.own_config()
-    words = command_line(_COMMAND, answer.plan, "-" if config else side.model_argument(), program="measure")
-    return words, config
+def _asked(answer: TrainingAnswer, scenario: Scenario) -> Asked:
+    own = scenario.subject.model == CUSTOM
+    words = scenario.command_line(_COMMAND, answer.plan, "measure", "-" if own else "")
+    return words, scenario.config.encode() if own else b""
 
 
-def _under_way(asked: Asked, prefix: str) -> None:
+def _under_way(asked: Asked) -> None:
     """How far the trace is, with a button that ends it; once it has ended, the whole page is drawn again."""
     handle = _traces.get(asked)
     if handle is None or handle.progress.outcome:
@@ -89,16 +87,16 @@ def _under_way(asked: Asked, prefix: str) -> None:
     known = handle.progress
     waits = f"; {len(known.ahead)} ahead" if known.ahead else ""
     st.progress(known.fraction, text=plain(f"{known.message}{waits}"))
-    st.button("Cancel", key=f"{prefix}cancel trace", on_click=handle.cancel, icon=":material/stop:")
+    st.button("Cancel", key="cancel trace", on_click=handle.cancel, icon=":material/stop:")
 
 
-def _ended(known: Progress) -> None:
+def _ended(known: Progress, numbers: Numbers) -> None:
     """Prediction and trace of the peak by path; or why there is none."""
     if known.answer is None:
         why = "" if known.message == known.outcome else f": {known.message}"
         st.warning(plain(f"Trace {known.outcome}{why}"), icon=":material/info:")
         return
-    _compared(known.answer, Numbers(scenario.view().units))
+    _compared(known.answer, numbers)
 
 
 def _compared(answer: Mapping[str, Any], numbers: Numbers) -> None:
@@ -110,16 +108,14 @@ def _compared(answer: Mapping[str, Any], numbers: Numbers) -> None:
             f"Peak predicted {numbers.show(total['predicted'])}, traced {numbers.show(total['traced'])}: error {error}"
         )
     )
-    frame = pd.DataFrame(
-        {
-            "Part": [row["path"].replace("/", " › ").replace("_", " ") for row in rows],
-            "Predicted": [_shown(row["predicted"], numbers) for row in rows],
-            "Traced": [_shown(row["traced"], numbers) for row in rows],
-            "Error": [row["error"] for row in rows],
-            "Predicted bytes": [row["predicted"] for row in rows],
-            "Traced bytes": [row["traced"] for row in rows],
-        }
-    )
+    frame = {
+        "Part": [row["path"].replace("/", " › ").replace("_", " ") for row in rows],
+        "Predicted": [_shown(row["predicted"], numbers) for row in rows],
+        "Traced": [_shown(row["traced"], numbers) for row in rows],
+        "Error": [row["error"] for row in rows],
+        "Predicted bytes": [row["predicted"] for row in rows],
+        "Traced bytes": [row["traced"] for row in rows],
+    }
     st.dataframe(frame, hide_index=True, column_config={"Error": st.column_config.NumberColumn(format="percent")})
     source = next((row["source"] for row in answer["components"]), "")
     st.caption(

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from calc.calibration import Calibration, calibrated, calibration, of_records
 from calc.catalogue import load
 from calc.compute import ComputePlan, compute
 from calc.errors import InputError
 from calc.hardware import gpu
-from calc.records import Measured, Records
+from calc.measurements.calibration import Calibration, calibrated, calibration, of_records
+from calc.measurements.records import Measured, Records
 from calc.serving import ServingPlan, serve
 from calc.training import TrainingPlan, train
 from calc.units import MiB
 
 A100 = {"device": "NVIDIA A100-SXM4-80GB", "kind": "cuda", "catalogue": "a100-sxm-80gb"}
 GPU, MODEL = gpu("a100-sxm-80gb"), load("llama-2-7b")
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def bandwidth(measured, p20):

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from calc.errors import InputError
-from calc.imported import LARGEST_FILE, compared, imported, machine_of
-from calc.records import Measured, Records, as_csv, as_json
+from calc.measurements.imported import LARGEST_FILE, compared, imported, machine_of
+from calc.measurements.records import Measured, Records, as_csv, as_json
 
 H100 = {"device": "NVIDIA H100 80GB HBM3", "catalogue": "h100-sxm-80gb", "memory_bytes": 85_017_755_648}
 CPU = {"device": "a processor", "catalogue": ""}

@@ -9,12 +9,12 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from calc.imported import compared, imported, machine_of
-from calc.records import Records, as_csv, as_json
-from calc.roofline import rooflines
+from calc.measurements.imported import compared, imported, machine_of
+from calc.measurements.records import Records, as_csv, as_json
+from calc.measurements.roofline import rooflines
 from calc.units import show_bytes, show_seconds, show_value
-from pages.ui import measurement_charts, measurement_runs, stored_results
-from pages.ui.measurement_runs import MeasurePlan, Progress
+from pages.ui.measuring import roofline, runs, store
+from pages.ui.measuring.runs import MeasurePlan, Progress
 from pages.ui.text import plain
 
 _POLL_SECONDS = 1.0
@@ -25,13 +25,13 @@ _OWN = "own runs"  # the keys of those that this browser started
 @st.cache_data(ttl=600, show_spinner="Looking at this machine…")
 def _machine() -> Mapping[str, Any]:
     """What `python -m measure devices` says; seconds, since it imports torch (in a process of its own)."""
-    found: Mapping[str, Any] = measurement_runs.ask("devices")
+    found: Mapping[str, Any] = runs.ask("devices")
     return found
 
 
 @st.cache_data(show_spinner=False)
 def _workloads() -> Mapping[str, Mapping[str, str]]:
-    return {row["name"]: row for row in measurement_runs.ask("list")}
+    return {row["name"]: row for row in runs.ask("list")}
 
 
 def machine() -> None:
@@ -52,12 +52,12 @@ def about(plan: MeasurePlan) -> None:
 def begin(plan: MeasurePlan, model: str) -> None:
     """Start a run, which this browser then sees first. InputError when the server has as many as it takes."""
     own = st.session_state.setdefault(_OWN, [])
-    own.append(measurement_runs.start(plan, model=model))
+    own.append(runs.start(plan, model=model))
 
 
 def live() -> None:
     """The runs of this server: those under way, redrawn as they go, and this browser's last once it has ended, or anyone's."""
-    known = measurement_runs.runs()
+    known = runs.runs()
     under_way = [run for run in known if not run.outcome]
     ended = [run for run in known if run.outcome]
     newest = _newest()
@@ -74,7 +74,7 @@ def live() -> None:
 def _newest() -> Progress | None:
     """The run that this browser started last, if the server still knows it."""
     own = st.session_state.get(_OWN)
-    return measurement_runs.progress(own[-1]) if own else None
+    return runs.progress(own[-1]) if own else None
 
 
 def _pace(going: int) -> float:
@@ -87,7 +87,7 @@ def _under_way(pace: float, own_had_ended: bool) -> None:
 
     Of many that wait, this browser's own come first.
     """
-    going = [run for run in measurement_runs.runs() if not run.outcome]
+    going = [run for run in runs.runs() if not run.outcome]
     newest = _newest()
     if not going or _pace(len(going)) != pace or bool(newest and newest.outcome) != own_had_ended:
         st.rerun()
@@ -96,9 +96,7 @@ def _under_way(pace: float, own_had_ended: bool) -> None:
     shown = sorted(waiting, key=lambda run: run.key not in own)[:_MOST_WAITING]
     for run in [*(run for run in going if not run.ahead), *shown]:
         st.progress(run.fraction, text=plain(_line(run, own=len(going) > 1 and run.key in own)))
-        st.button(
-            "Cancel", key=f"cancel {run.key}", on_click=measurement_runs.cancel, args=(run.key,), icon=":material/stop:"
-        )
+        st.button("Cancel", key=f"cancel {run.key}", on_click=runs.cancel, args=(run.key,), icon=":material/stop:")
         if run.rows and (run.key in own or not any(each.key in own for each in waiting)):
             _table(run.rows)
     if len(waiting) > len(shown):
@@ -128,7 +126,7 @@ def result(run: Progress) -> None:
         st.warning(plain(f"{run.title}: {run.outcome}. {run.message}"), icon=":material/info:")
     if run.rows:
         _table(run.rows)
-        measurement_charts.against(run.rows, f"against {run.key}")
+        roofline.against(run.rows, f"against {run.key}")
         _download("CSV", run.csv, f"{run.title.replace(', ', '-')}.csv", "text/csv")
 
 
@@ -179,12 +177,12 @@ def _spread(row: Mapping[str, Any]) -> str:
 
 def roofs(records: Records) -> None:
     """The roofline of each machine that has a kernel on it."""
-    found = {each.machine: each for each in rooflines(stored_results.rows(records))}
+    found = {each.machine: each for each in rooflines(store.rows(records))}
     if not found:
         return
     with st.expander("Roofline", icon=":material/roofing:"):
         name = st.selectbox("Machine", list(found), index=len(found) - 1)
-        measurement_charts.roofline(found[name], "roofline")
+        roofline.roofline(found[name], "roofline")
         st.caption(
             "A kernel's place: FLOPs a byte by its formulas, FLOP/s as measured (median, the newest run). What a cache holds can "
             "stand above the memory's roof."
@@ -193,7 +191,7 @@ def roofs(records: Records) -> None:
 
 def comparison(records: Records) -> None:
     """The newest results of two machines side by side, this one's or imported."""
-    rows = stored_results.rows(records)
+    rows = store.rows(records)
     machines = list(dict.fromkeys(machine_of(row["environment"]) for row in rows))
     if len(machines) < 2:
         return
@@ -244,8 +242,8 @@ def history(records: Records) -> None:
             hide_index=True,
         )
         with st.container(horizontal=True):
-            _download("All as CSV", lambda: as_csv(stored_results.rows(records)), "measured.csv", "text/csv")
-            _download("All as JSON", lambda: as_json(stored_results.rows(records)), "measured.json", "application/json")
+            _download("All as CSV", lambda: as_csv(store.rows(records)), "measured.csv", "text/csv")
+            _download("All as JSON", lambda: as_json(store.rows(records)), "measured.json", "application/json")
         st.caption(plain(f"Kept in {records.path}"))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from calc.hardware import gpus
-from calc.imported import machine_of
+from calc.measurements.imported import machine_of
 from calc.units import GB, TB
 
 Row = Mapping[str, Any]

@@ -16,8 +16,8 @@ from calc.breakdown import Breakdown
 from calc.commands import Answer
 from calc.errors import InputError
 from calc.hardware import Gpu
-from calc.imported import machine_of
-from calc.records import Records
+from calc.measurements.imported import machine_of
+from calc.measurements.records import Records
 from calc.units import MiB
 
 At = Literal["off", "point", "bound"]

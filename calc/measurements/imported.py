@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from calc.errors import InputError, validated
-from calc.records import COLUMNS, LARGEST_LIST, Measured, Run
+from calc.measurements.records import COLUMNS, LARGEST_LIST, Measured, Run
 
 LARGEST_FILE: Final = 20 * 2**20  # bytes
 _MOST_FACTS: Final = 40  # of an environment

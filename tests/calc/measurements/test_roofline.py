@@ -2,8 +2,8 @@
 
 import pytest
 
-from calc.records import Measured, Records
-from calc.roofline import Roof, rooflines
+from calc.measurements.records import Measured, Records
+from calc.measurements.roofline import Roof, rooflines
 
 A100 = {"device": "NVIDIA A100-SXM4-80GB", "kind": "cuda", "catalogue": "a100-sxm-80gb"}
 

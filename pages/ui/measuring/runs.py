@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from calc.child_environment import child_environment
 from calc.errors import InputError
-from calc.records import as_csv
+from calc.measurements.records import as_csv
 
 MEASURE: Final = (sys.executable, "-m", "measure")
 _MOST = 24  # runs at once in this server, the waiting ones counted: each is two small processes
@@ -265,7 +265,7 @@ def why_not_installed() -> str:
     if _is_installing(folder / ".measuring-installing"):
         return "PyTorch is being installed in the background; this page can measure once that has ended (minutes)."
     if (folder / ".measuring-failed").exists():
-        return f"Installing PyTorch failed; {folder / 'measuring.log'} says why. `make run` tries again."
+        return f"Installing PyTorch failed; {folder / 'runs.log'} says why. `make run` tries again."
     invalidate_caches()  # a package that was installed a moment ago must be seen
     if find_spec("torch") is None:
         return "PyTorch is not installed in this Python; `make run` installs it in the background."

@@ -1,36 +1,59 @@
-"""Views of a parameter count: by component, total and active, against the textbook and the Hub."""
+"""Views of a parameter count: by component, total against active, against the textbook's form and the Hub's figure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import pandas as pd
 import streamlit as st
 
 from calc.breakdown import Component
 from calc.parameters import ParameterAnswer
 from calc.stored import Comparison, hub_total
 from calc.units import show_bytes, show_count
-from pages.ui import charts, hub
-from pages.ui.field_display import HUB
-from pages.ui.scenario import Side
+from pages.ui import charts, hub_models, parts
+from pages.ui.appearance import HUB
+from pages.ui.numbers import Figure, Numbers
+from pages.ui.parts import spaced
+from pages.ui.scenario import Scenario
 from pages.ui.text import plain
-from pages.ui.views import Numbers, parts, spaced, values_at
 
 _HEIGHT = 424  # pixels of the treemap
 _IDLE = "#a3abb6"  # reads on light and dark
 _DEPTH = 4  # levels drawn at once; a click opens what lies below
 
 
-def total_against_active(answer: ParameterAnswer, numbers: Numbers, key: str) -> None:
+def figures_of(answer: ParameterAnswer, numbers: Numbers) -> list[Figure]:
+    """The four figures under the treemap."""
+    total, active, embedding, trainable = answer.total, answer.active, answer.embedding, answer.trainable
+    return [
+        Figure("Parameters", numbers.show(total, "parameters"), f"{total:,}", total),
+        Figure(
+            "Active for a token",
+            numbers.show(active, "parameters"),
+            f"{active:,}: all but the experts that it is not sent to",
+            active,
+        ),
+        Figure("Embedding", numbers.show(embedding, "parameters"), f"{embedding:,} in the embedding tables", embedding),
+        Figure(
+            "Trainable",
+            numbers.show(trainable, "parameters"),
+            f"{trainable:,}: the adapters where LoRA is on, else all",
+            trainable,
+        ),
+    ]
+
+
+def total_against_active(answer: ParameterAnswer, numbers: Numbers, _: Scenario) -> None:
     """A bar of all parameters, and where there are experts one of those that a token uses, in the same parts."""
-    whole = parts(answer.breakdown)
+    whole = parts.top(answer.breakdown)
     rows = {"all": whole}
     if answer.active < answer.total:
         charts.title("All parameters, and those that one token uses")
-        rows["for a token"] = values_at(answer.active_breakdown, [path for path, _ in whole])
-    charts.stacked(rows, "parameters", numbers, f"{key}stacked")
+        rows["for a token"] = parts.values_at(answer.active_breakdown, [path for path, _ in whole])
+    charts.stacked(
+        rows, "parameters", numbers, "all and active", "Parameters by component: all, and those of one token"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +66,7 @@ class _Tile:
     idle: bool = False
 
 
-def treemap(answer: ParameterAnswer, numbers: Numbers, key: str) -> None:
+def treemap(answer: ParameterAnswer, numbers: Numbers, _: Scenario) -> None:
     """The components as areas; experts that a token does not use are grey. Streamlit imports plotly here, on no other page."""
     tiles = [tile for tile in _all_tiles(answer) if tile.value]
     trace = {
@@ -67,9 +90,7 @@ def treemap(answer: ParameterAnswer, numbers: Numbers, key: str) -> None:
     }
     layout = {"height": _HEIGHT, "margin": {"l": 0, "r": 0, "t": 24, "b": 0}}
     said = f"Treemap of {answer.total:,} parameters by component"
-    st.plotly_chart(
-        {"data": [trace], "layout": layout}, key=f"{key}treemap", config={"displayModeBar": False}, alt=said
-    )
+    st.plotly_chart({"data": [trace], "layout": layout}, key="treemap", config={"displayModeBar": False}, alt=said)
     if answer.active < answer.total:
         st.caption("Grey: the experts that a token is not sent to. A click opens a part.")
 
@@ -100,23 +121,23 @@ def _tiles(part: Component, active: Component, path: str, parent: str, copies: i
         yield from _tiles(child, active_child, f"{path}/{child.name}", path, copies * part.count)
 
 
-def beside_others(answer: ParameterAnswer, side: Side) -> None:
-    """What courses teach and what the Hub states, each with the reasons why it is another number."""
-    with st.expander("Against the textbook form", icon=":material/menu_book:"):
-        taught = answer.textbook
-        st.markdown(
-            f"By the textbook's V·h + L·(12.04·h² + 12.36·h) **{taught.total:,}**; exactly **{answer.total:,}**, "
-            f"a difference of {answer.total - taught.total:+,}. The textbook's form"
-        )
-        st.markdown("".join(f"- {plain(reason)}\n" for reason in taught.reasons))
-    with st.expander("Against what a Hub page says", icon=":material/database:"):
-        _stated(answer)
-        if side.subject.model == HUB and st.toggle(
-            "Read what its files store",
-            key=f"{side.prefix}stored",
-            help="Reads the headers of its weights, not the weights.",
-        ):
-            _stored(hub.stored(side.model))
+def textbook(answer: ParameterAnswer, numbers: Numbers, _: Scenario) -> None:
+    """The count that courses teach, with the reasons why it is another number."""
+    taught = answer.textbook
+    st.markdown(
+        f"By the textbook's V·h + L·(12.04·h² + 12.36·h) **{taught.total:,}**; exactly **{answer.total:,}**, "
+        f"a difference of {answer.total - taught.total:+,}. The textbook's form"
+    )
+    st.markdown("".join(f"- {plain(reason)}\n" for reason in taught.reasons))
+
+
+def hub_page(answer: ParameterAnswer, numbers: Numbers, asked: Scenario) -> None:
+    """What the model's Hub page states, with the reasons why it is another number."""
+    _stated(answer)
+    if asked.subject.model == HUB and st.toggle(
+        "Read what its files store", key="stored", help="Reads the headers of its weights, not the weights."
+    ):
+        _stored(hub_models.stored(asked.model))
 
 
 def _stated(answer: ParameterAnswer) -> None:
@@ -147,12 +168,10 @@ def _stored(found: Comparison | None) -> None:
     st.markdown("".join(f"- {plain(reason)}\n" for reason in found.reasons))
     sums = {**found.stored.by_group(), **found.stored.by_dtype()}
     st.dataframe(
-        pd.DataFrame(
-            {
-                "Stored": list(sums),
-                "Elements": [f"{total.elements:,}" for total in sums.values()],
-                "Bytes": [show_bytes(total.bytes) for total in sums.values()],
-            }
-        ),
+        {
+            "Stored": list(sums),
+            "Elements": [f"{total.elements:,}" for total in sums.values()],
+            "Bytes": [show_bytes(total.bytes) for total in sums.values()],
+        },
         hide_index=True,
     )

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from calc.errors import InputError
-from calc.records import COLUMNS, LARGEST_LIST, SCHEMA, Measured, Records, as_csv, as_json, data_directory
+from calc.measurements.records import COLUMNS, LARGEST_LIST, SCHEMA, Measured, Records, as_csv, as_json, data_directory
 
 ENVIRONMENT = {"device": "cpu", "torch": "2.13.0"}
 ROW = Measured("small, fp32", "parameters/head/weight", 4_194_304, 4_194_304, "bytes")
@@ -163,7 +163,7 @@ FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
 from calc.errors import InputError
-from calc.records import Measured, Records
+from calc.measurements.records import Measured, Records
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 store = Records(Path(sys.argv[1]))
 resource.setrlimit(resource.RLIMIT_FSIZE, (store.path.stat().st_size + 8192,) * 2)

@@ -7,9 +7,9 @@ from typing import Any
 
 import streamlit as st
 
-from calc.calibration import Calibration, calibration
 from calc.hardware import Gpu
-from calc.records import Records
+from calc.measurements.calibration import Calibration, calibration
+from calc.measurements.records import Records
 
 
 def rows(records: Records) -> list[dict[str, Any]]:

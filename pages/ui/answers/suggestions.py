@@ -7,49 +7,52 @@ from collections.abc import Mapping
 import streamlit as st
 
 from calc.breakdown import Formula, Number
-from calc.training import Suggested
+from calc.training import Suggested, TrainingAnswer, TrainingPlan, suggest
 from calc.training.advice.checkpoint import DISK
 from calc.training.advice.costs import Cost
 from calc.training.advice.fit import Change
-from pages.ui import charts, views
-from pages.ui.fields import put
+from pages.ui import charts, views, widgets
+from pages.ui.fields import fields_of
+from pages.ui.numbers import Figure, Numbers, figures
+from pages.ui.scenario import Scenario
 from pages.ui.text import plain
-from pages.ui.views import Metric, Numbers
 
 _FIRST = 4  # changes in sight; the others fold away
 
 
-def changes(found: Suggested, numbers: Numbers, key: str) -> None:
-    """What would make it fit, each change with a button that sets the widgets to it; nothing where it fits."""
-    if found.answer.fits is not False:
-        return
-    charts.title("What would make it fit")
-    if not found.fixes:
+def changes(answer: TrainingAnswer, numbers: Numbers, _: Scenario) -> None:
+    """What would make it fit, those on the same GPUs first; where it fits, what each change would save or take."""
+    found = suggest(answer)
+    if answer.fits is False and not found.fixes:
         st.info("No change of this plan that is known here makes it fit: try a larger GPU or a smaller model.")
+    if answer.fits is False:
+        charts.title("Each of these makes it fit")
     for index, change in enumerate(found.fixes[:_FIRST]):
-        _change(change, numbers, f"{key}apply {index}", key)
+        _change(change, numbers, f"apply {index}")
     if found.fixes[_FIRST:]:
         with st.expander("Other ways", icon=":material/add:"):
             for index, change in enumerate(found.fixes[_FIRST:], _FIRST):
-                _change(change, numbers, f"{key}apply {index}", key)
+                _change(change, numbers, f"apply {index}")
 
 
-def limits(found: Suggested, numbers: Numbers, key: str) -> None:
+def limits(answer: TrainingAnswer, numbers: Numbers, _: Scenario) -> None:
     """The largest values that fit and a checkpoint's bytes, with the formulas of these and of the changes' costs."""
-    charts.title("How far it goes, and what it leaves on disk")
-    views.headline(_figures(found, numbers))
-    _formulas(found, key)
+    found = suggest(answer)
+    figures(_figures(found, numbers))
+    _formulas(found)
 
 
-def _change(change: Change, numbers: Numbers, button: str, prefix: str) -> None:
+def _change(change: Change, numbers: Numbers, button: str) -> None:
     """One change in a box: what, what it saves and costs, and a button that sets the widgets to it."""
     needs, saves = numbers.show(change.driver_bytes), numbers.show(change.saved_bytes)
     name = change.name[:1].upper() + change.name[1:]
+    fields = fields_of(TrainingPlan)
+    values = {fields[field].key: value for field, value in change.values.items()}
     with st.container(border=True, horizontal=True, vertical_alignment="center", gap="small"):
         with st.container(width="stretch", gap=None):
             st.markdown(f"**{plain(name)}**: needs {needs}, saves {saves}")
             st.caption("  \n".join(_cost(cost) for cost in change.costs))
-        st.button("Apply", key=button, on_click=put, args=(change.values, prefix), icon=":material/check:")
+        st.button("Apply", key=button, on_click=widgets.put, args=(values,), icon=":material/check:")
 
 
 def _cost(cost: Cost) -> str:
@@ -58,31 +61,31 @@ def _cost(cost: Cost) -> str:
     return plain(f"Cost: {cost.ratio:.3g}× {cost.quantity}; {cost.text}")
 
 
-def _figures(found: Suggested, numbers: Numbers) -> list[Metric]:
+def _figures(found: Suggested, numbers: Numbers) -> list[Figure]:
     saved, longest = found.checkpoint, found.answer.spec.max_position_embeddings
     beyond = f" The model itself has {longest:,} positions." if 0 < longest < (found.largest_seq or 0) else ""
     return [
-        Metric(
+        Figure(
             "Max micro-batch",
             _largest(found.largest_micro_batch),
             "Sequences in one micro-batch with which the step fits, all else as it is",
         ),
-        Metric(
+        Figure(
             "Max sequence",
             _largest(found.largest_seq),
             f"Tokens with which the step fits, all else as it is.{beyond}",
         ),
-        Metric(
+        Figure(
             "Saved weights",
             numbers.show(saved.weights_bytes),
             f"{saved.weights_bytes:,} bytes on disk of a checkpoint of the weights alone, or of the adapters that LoRA trains",
         ),
-        Metric(
+        Figure(
             "Saved to resume",
             numbers.show(saved.bytes),
             f"{saved.bytes:,} bytes on disk of a checkpoint to go on from: weights, master weights and optimizer state",
         ),
-        Metric(
+        Figure(
             "Host memory to resume",
             numbers.show(saved.host_bytes),
             f"{saved.host_bytes:,} bytes of one node while it resumes: {saved.processes} processes that each load "
@@ -95,7 +98,7 @@ def _largest(value: int | None) -> str:
     return "unknown" if value is None else f"{value:,}" if value else "none"
 
 
-def _formulas(found: Suggested, key: str) -> None:
+def _formulas(found: Suggested) -> None:
     """Every formula behind the costs and the checkpoint, in letters and with numbers, with its source."""
     saved = found.checkpoint
     rows: dict[str, tuple[Formula, Mapping[str, Number], str]] = {
@@ -107,10 +110,9 @@ def _formulas(found: Suggested, key: str) -> None:
             if cost.formula and cost.ratio is not None:
                 rows[f"{change.name}: {cost.quantity}"] = (cost.formula, cost.numbers, f"{cost.ratio:.4g}")
     with st.expander("Where these costs and bytes come from", icon=":material/function:"):
-        formula, given, value = rows[st.selectbox("Figure", list(rows), key=f"{key}source of")]
+        formula, given, value = rows[st.selectbox("Figure", list(rows), key="source of")]
         st.latex(formula.symbolic())
         st.latex(f"{formula.with_numbers(given)} = {value.replace(',', '{,}')}")
         st.markdown(f"**{value}**")
-        source = plain(formula.source)
-        st.markdown(f"Source: [{source}]({formula.url})" if formula.url else f"Source: {source}")
+        st.markdown(f"Source: {views.source(formula)}")
         st.markdown("".join(f"- Assumes: {plain(each)}\n" for each in formula.assumes))

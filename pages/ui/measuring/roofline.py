@@ -7,7 +7,7 @@ from typing import Any
 
 import streamlit as st
 
-from calc.roofline import Roof, Roofline
+from calc.measurements.roofline import Roof, Roofline
 from calc.units import show_value
 from pages.ui.charts import title
 

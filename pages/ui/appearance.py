@@ -1,0 +1,144 @@
+"""How fields appear where their type does not say it: labels with units, the stops of sliders, choices and their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from calc.catalogue import catalogue
+from calc.commands import choices
+from calc.hardware import gpus
+from calc.pipeline import SCHEDULES
+from calc.training import TrainingPlan
+from calc.training.plan import NOT_MODELLED
+from pages.ui import names
+
+CUSTOM = "custom"  # a model whose config the user gives; a GPU described by its figures alone
+HUB = "hugging-face"  # a model that the Hub has, by its id
+
+
+@dataclass(frozen=True, slots=True)
+class Appearance:
+    """A field's label, the stops of its slider (none: no slider), its choices where they are not the plan's, how these are
+    named, what its empty box shows, and whether its numbers are lengths in tokens (where k is 1,024)."""
+
+    label: str = ""
+    stops: tuple[int, ...] = ()
+    choices: tuple[str, ...] = ()
+    named: Mapping[str, str] = field(default_factory=dict)
+    placeholder: str = "auto"
+    lengths: bool = False
+    wide: bool = False
+
+
+def _doubling(low: int, high: int) -> tuple[int, ...]:
+    """Powers of two, low to high."""
+    return tuple(low << place for place in range((high // low).bit_length()))
+
+
+def _modelled(name: str) -> tuple[str, ...]:
+    """The choices of the training plan's field that an answer knows."""
+    return tuple(each for each in choices(TrainingPlan.model_fields[name]) if each not in NOT_MODELLED[name])
+
+
+_SEQUENCE = _doubling(128, 2**20)
+_TOKENS = tuple(mantissa * 10**place for place in range(9, 14) for mantissa in (1, 2, 5))
+
+RECIPES = {
+    "amp": "mixed: autocast (16 B)",
+    "fsdp-bf16": "mixed: FSDP (16 B)",
+    "mixed-16": "mixed: ZeRO (16 B)",
+    "megatron-bf16": "mixed: Megatron (18 B)",
+    "megatron-fp16": "fp16: Megatron (20 B)",
+    "pure-bf16": "bf16 only (8 B)",
+    "fp32": "fp32 (16 B)",
+    "fp8": "fp8 compute (20 B)",
+}
+RECOMPUTE = {"none": "none", "selective": "selective", "full": "full"}
+IMPLEMENTATIONS = {
+    "hf": "transformers",
+    "liger": "transformers + Liger",
+    "fused": "Megatron + Transformer Engine",
+    "paper": "paper (2205.05198)",
+    "deepspeed": "DeepSpeed",
+}
+ENGINES = {"logical": "theoretical (no engine overhead)", "vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
+METHODS = {"full": "full fine-tuning", "lora": "LoRA", "dora": "DoRA", "qlora": "QLoRA"}
+CALIBRATED = {"off": "off", "point": "median", "bound": "conservative"}
+
+APPEARANCE: Mapping[str, Appearance] = {
+    "model": Appearance("Model", choices=(*names.models(catalogue()), HUB, CUSTOM), named=names.MODELS, wide=True),
+    "hub_id": Appearance("Hugging Face id", placeholder="owner/name"),
+    "gpu": Appearance("GPU", choices=(*names.devices(gpus()), CUSTOM), named=names.DEVICES, wide=True),
+    "gpu_memory_gib": Appearance("Memory (GiB)", placeholder="of the GPU"),
+    "gpu_tflops": Appearance("Peak (TFLOP/s)", placeholder="of the GPU"),
+    "gpu_GBps": Appearance("Memory bandwidth (GB/s)", placeholder="of the GPU"),
+    "calibrated": Appearance("Calibrate with my GPU", named=CALIBRATED),
+    "units": Appearance("Bytes in"),
+    "gpus": Appearance("GPUs", _doubling(1, 2**14)),
+    "layout": Appearance("Layout"),
+    "seq": Appearance("Sequence (tokens)", _SEQUENCE, lengths=True),
+    "context": Appearance("Context (tokens)", _SEQUENCE, lengths=True),
+    "prompt": Appearance("Prompt (tokens)", lengths=True),
+    "prompt_tokens": Appearance("Prompt (tokens)", lengths=True),
+    "output": Appearance("Output (tokens)", lengths=True, placeholder="none"),
+    "keep_window": Appearance("Window kept (tokens)", lengths=True, placeholder="all"),
+    "keep_sinks": Appearance("Sinks kept (tokens)", placeholder="none"),
+    "micro_batch": Appearance("Micro-batch (sequences)", _doubling(1, 256)),
+    "global_batch": Appearance("Global batch (sequences)", placeholder="micro-batch · dp"),
+    "ubatch": Appearance("llama.cpp's ubatch"),
+    "concurrency": Appearance("Concurrent requests", _doubling(1, 1024)),
+    "dp": Appearance("Data parallel (dp)"),
+    "zero": Appearance("ZeRO stage"),
+    "tp": Appearance("Tensor parallel (tp)"),
+    "pp": Appearance("Pipeline stages (pp)"),
+    "cp": Appearance("Context parallel (cp)"),
+    "ep": Appearance("Expert parallel (ep)"),
+    "dp_replicate": Appearance("Replicas (HSDP)"),
+    "recipe": Appearance("Precision (bytes a parameter)", named=RECIPES),
+    "recompute": Appearance("Activation checkpointing", named=RECOMPUTE),
+    "implementation": Appearance("Program", named=IMPLEMENTATIONS),
+    "method": Appearance("Method", named=METHODS),
+    "engine": Appearance("Engine", named=ENGINES),
+    "ranks": Appearance("Ranks"),
+    "own_model": Appearance("The scenario's model"),
+    "nvme": Appearance("Offload to NVMe"),
+    "nvme_GBps": Appearance("NVMe (GB/s)", placeholder="1.6"),
+    "context_mib": Appearance("CUDA context (MiB)"),
+    "nccl_mib": Appearance("NCCL (MiB)"),
+    "workspace_mib": Appearance("Workspace (MiB)"),
+    "fragmentation_percent": Appearance("Fragmentation (%)"),
+    "weights": Appearance("Weights"),
+    "kv_dtype": Appearance("KV cache format"),
+    "gpu_memory_utilization": Appearance("Share of GPU memory"),
+    "block_size": Appearance("Block (tokens)"),
+    "max_batched_tokens": Appearance("Tokens a step", lengths=True),
+    "max_seqs": Appearance("Sequences a step"),
+    "kv_memory_gib": Appearance("Cache given (GiB)", placeholder="what is left"),
+    "objective": Appearance("Objective", choices=_modelled("objective")),
+    "reference": Appearance("Reference model"),
+    "compute_efficiency": Appearance("Prefill efficiency"),
+    "bandwidth_efficiency": Appearance("Decode efficiency"),
+    "stages": Appearance("Stages (ranks)", tuple(range(1, 33))),
+    "microbatches": Appearance("Micro-batches", _doubling(1, 256)),
+    "tokens": Appearance("Tokens to train on", _TOKENS, placeholder="one sequence"),
+    "mfu": Appearance("MFU"),
+    "dtype": Appearance("Precision of the matmuls"),
+    "gpu_hours": Appearance("Known GPU-hours", placeholder="unknown"),
+    "price_per_gpu_hour": Appearance("Price of a GPU-hour", placeholder="unknown"),
+    "power_utilization": Appearance("Share of the board power"),
+    "pue": Appearance("PUE"),
+    "grid_intensity": Appearance("Carbon (kg CO₂e per kWh)"),
+    "lora_rank": Appearance("LoRA rank"),
+    "lora_targets": Appearance("LoRA targets"),
+    "forward": Appearance("Forward (s)"),
+    "backward_input": Appearance("Input gradient (s)"),
+    "backward_weight": Appearance("Weight gradient (s)"),
+    "virtual_stages": Appearance("Virtual stages"),
+    "schedule": Appearance("Schedule", choices=tuple(SCHEDULES)),
+}
+
+
+def appearance(name: str) -> Appearance:
+    """How a field appears; a field without a row has its name as its label."""
+    return APPEARANCE.get(name) or Appearance(name.replace("_", " ").capitalize())

@@ -1,0 +1,1 @@
+"""Runs that measure: started, watched, kept, shown."""
