@@ -11,7 +11,9 @@ QUESTION = Question(
     command="pipeline",
     levers=("schedule",),
     sliders=("stages", "microbatches", "virtual_stages"),
-    groups={"Times of one micro-batch through a rank's layers": ("forward", "backward_input", "backward_weight", "send")},
+    groups={
+        "Times of one micro-batch through a rank's layers": ("forward", "backward_input", "backward_weight", "send")
+    },
     figures=schedules.figures_of,
     picture=schedules.picture,
     tabs={"Closed forms": schedules.closed_forms},
