@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from calc.errors import InputError
 from calc.step_time.plan import Format, TimePlan
-from calc.units import whole_number
+from calc.quantities import whole_number
 
 Recipe = Literal["pure-bf16", "amp", "fp32", "mixed-16", "megatron-bf16", "megatron-fp16", "fsdp-bf16", "fp8"]
 Implementation = Literal["hf", "liger", "torchtitan", "fused"]
@@ -47,8 +47,8 @@ class SearchPlan(BaseModel):
     implementation: Implementation = Field("fused", description="whose program, as for train")
     limit: int = Field(10, ge=1, le=1000, description="layouts to show")
     sort: Literal["time", "memory", "cost"] = Field("time", description="what to rank by")
-    tokens: Annotated[int, BeforeValidator(whole_number)] = Field(
-        0, ge=0, le=10**18, description="tokens of the whole run, such as 2e12; 0: one step"
+    tokens: Annotated[int | None, BeforeValidator(whole_number)] = Field(
+        None, ge=1, le=10**18, description="tokens of the whole run, such as 2e12 or 1T; left out: one step"
     )
     deadline_hours: float | None = Field(None, gt=0, le=1e7, description="hours that the run may take")
     budget: float | None = Field(

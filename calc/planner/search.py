@@ -178,7 +178,7 @@ def _order(found: Candidates, plan: SearchPlan, gpu: Gpu) -> list[int]:
     by = {"memory": found.bytes, "cost": cost}.get(plan.sort, found.seconds if plan.gpus is not None else cost)
     hopeless = found.bytes > _ROOMY * limit
     if plan.deadline_hours is not None:
-        steps = plan.tokens / (plan.global_batch * plan.seq)
+        steps = (plan.tokens or 0) / (plan.global_batch * plan.seq)
         hopeless |= found.seconds * steps > 1.5 * plan.deadline_hours * 3600
     return [int(index) for index in np.lexsort((found.bytes, by, hopeless))]
 
