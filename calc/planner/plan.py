@@ -7,8 +7,8 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from calc.errors import InputError
-from calc.step_time.plan import Format, TimePlan
 from calc.quantities import whole_number
+from calc.step_time.plan import Format, TimePlan
 
 Recipe = Literal["pure-bf16", "amp", "fp32", "mixed-16", "megatron-bf16", "megatron-fp16", "fsdp-bf16", "fp8"]
 Implementation = Literal["hf", "liger", "torchtitan", "fused"]
