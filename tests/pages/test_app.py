@@ -18,7 +18,7 @@ from calc.pipeline import PipelinePlan, simulate
 from calc.serving import ServingPlan
 from calc.serving import serve as serve_model
 from calc.training import TrainingPlan, suggest, train
-from tests.pages.server import PATIENCE, ROOT, Server, open_page, serve, settled, unfold
+from tests.pages.server import PATIENCE, ROOT, Server, open_page, open_tab, serve, settled, unfold
 
 pytestmark = pytest.mark.browser
 
@@ -62,12 +62,6 @@ def choose(page: Page, label: str, option: str) -> None:
     page.get_by_role("combobox", name=label).first.click()
     page.get_by_role("option", name=option, exact=True).click()
     page.wait_for_function("before => location.href !== before", arg=before)
-    settled(page)
-
-
-def tab(page: Page, name: str) -> None:
-    page.get_by_role("tab", name=name, exact=True).click()
-    expect(page.get_by_role("tab", name=name, exact=True)).to_have_attribute("aria-selected", "true")
     settled(page)
 
 
@@ -167,7 +161,7 @@ def test_downloads_hold_the_bytes_of_the_function(scenario: str, page: Page, ser
 
 def test_the_command_on_the_page_prints_the_bytes_that_the_page_downloads(page: Page, server: Server):
     open_page(page, f"{server.url}/parameters?model=mixtral-8x7b-v0.1&lora_rank=16")
-    tab(page, "Command and link")
+    open_tab(page, "Command and link")
     command = page.get_by_test_id("stCode").first.inner_text().split()
     assert command[:5] == ["python", "-m", "calc", "params", "mixtral-8x7b-v0.1"]
     for button, form in (("CSV", "csv"), ("JSON", "json")):
@@ -246,7 +240,7 @@ def test_a_link_restores_the_scenario_and_its_pins_in_another_browser(page: Page
     page.wait_for_function("() => location.href.includes('pin=')")
     write(page, "Sequence (tokens)", 2048)
     expect(page.get_by_text("Compared with the pins")).to_be_visible()
-    tab(page, "Command and link")
+    open_tab(page, "Command and link")
     link = page.get_by_test_id("stCode").last.inner_text()
     assert parameters_of(link) == parameters_of(page.url)
     needed = figure(page, "GPU memory")
@@ -307,7 +301,7 @@ def test_a_change_that_fits_is_applied_by_its_button_in_the_fields_and_in_the_li
     settled(page)
     expect(page.get_by_role("combobox", name="Activation checkpointing")).to_have_value("full")
     after = suggest(train(LLAMA, TrainingPlan(micro_batch=8, recompute="full"), H100))
-    tab(page, "Limits and checkpoints")
+    open_tab(page, "Limits and checkpoints")
     assert figure(page, "Max micro-batch") == f"{after.largest_micro_batch:,}"
     assert figure(page, "Max sequence") == f"{after.largest_seq:,}"
     assert figure(page, "Saved weights") == "12.55 GiB"
@@ -328,7 +322,7 @@ def test_bytes_show_in_gib_or_gb(page: Page, server: Server):
 
 def test_the_formula_shows_letters_numbers_and_source(page: Page, server: Server):
     open_page(page, f"{server.url}/kv_cache")
-    tab(page, "Formulas")
+    open_tab(page, "Formulas")
     expect(page.locator(".katex").first).to_be_visible()
     expect(page.get_by_text("Source:").first).to_be_visible()
 

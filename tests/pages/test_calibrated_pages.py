@@ -7,7 +7,7 @@ import pytest
 
 from calc.measurements.records import Measured, Records
 from calc.units import MiB
-from tests.pages.server import open_page, serve, settled
+from tests.pages.server import open_page, open_tab, serve, settled, unfold
 
 pytestmark = pytest.mark.browser
 
@@ -44,14 +44,16 @@ def figure(page, label):
 
 
 def test_switching_measurements_on_changes_the_training_page(page):
-    open_page(page, page.url_of("training"))
-    before = figure(page, "CUDA and framework overhead")
-    page.get_by_role("combobox", name=re.compile("Use my measurements")).click()
-    page.get_by_role("option", name="bound").click()
+    open_page(page, page.url_of("training?gpu=h100-sxm-80gb"))
+    before = figure(page, "GPU memory")
+    unfold(page.get_by_test_id("stSidebar").get_by_text("Settings", exact=True))
+    page.get_by_role("combobox", name=re.compile("Calibrate with my GPU")).click()
+    page.get_by_role("option", name="conservative").click()
     page.wait_for_selector("text=measured by context-and-workspace on NVIDIA H100 80GB HBM3 (from a test), one run")
     settled(page)
-    assert figure(page, "CUDA and framework overhead") != before
+    assert figure(page, "GPU memory") != before
     assert "calibrated=bound" in page.url
+    open_tab(page, "Command and link")
     assert page.get_by_text("--calibrated bound").count() == 1
 
 

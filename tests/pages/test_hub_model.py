@@ -8,7 +8,7 @@ from playwright.sync_api import Page, expect
 
 from calc.catalogue import load_config
 from tests.calc.sources.hub_server import COMMIT, FakeHub, serving
-from tests.pages.server import Server, open_page, redrawn, serve, unfold
+from tests.pages.server import Server, open_page, open_tab, redrawn, serve
 
 pytestmark = pytest.mark.browser
 
@@ -41,7 +41,7 @@ def give(page: Page, text: str) -> None:
 
 def test_an_id_of_the_hub_is_fetched_once_and_its_link_restores_it(page: Page, own_server: Server, hub: FakeHub):
     open_page(page, f"{own_server.url}/parameters?model=hugging-face")
-    expect(page.get_by_text("give its id in the sidebar")).to_be_visible()
+    expect(page.get_by_text("of the Hugging Face Hub: give its id")).to_be_visible()
     give(page, "tests/pages")  # a folder here, which is not what an id names
     expect(page.get_by_test_id("stAlert")).to_have_count(1)
     expect(page.get_by_test_id("stAlert")).to_contain_text("there is no such model")
@@ -50,14 +50,15 @@ def test_an_id_of_the_hub_is_fetched_once_and_its_link_restores_it(page: Page, o
         "hub_id: '/etc/passwd' is not allowed; it must be owner/name"
     )
     give(page, "owner/name@main")
+    open_tab(page, "Assumptions")
     expect(page.get_by_text(COMMIT)).to_be_visible()
+    open_tab(page, "Command and link")
     expect(page.get_by_test_id("stCode").first).to_contain_text("calc params owner/name@main")
     asked = len(hub.requests)
     link = page.url
     assert "hub_id=owner%2Fname%40main" in link
     open_page(page, link)
-    expect(page.get_by_text("Against the textbook form")).to_be_visible()
-    unfold(page.get_by_text("Against the textbook form"))
+    open_tab(page, "Textbook form")
     expect(page.get_by_text(TOTAL).first).to_be_visible()
     assert len(hub.requests) == asked  # kept for an hour
 
@@ -67,14 +68,14 @@ def test_a_hub_that_refuses_is_one_line(page: Page, own_server: Server, hub: Fak
     open_page(page, f"{own_server.url}/kv_cache?model=hugging-face&hub_id=owner/name@{COMMIT}&context=8192")
     expect(page.get_by_test_id("stAlert")).to_have_count(1)
     expect(page.get_by_test_id("stAlert")).to_contain_text("access is refused (401)")
-    expect(page.get_by_role("spinbutton", name="Context (tokens)", exact=True)).to_have_value("8192")
+    expect(page.get_by_role("textbox", name="Context (tokens)", exact=True)).to_have_value("8192")
 
 
 def test_what_the_hub_stores_is_read_when_asked_for(page: Page, own_server: Server, hub: FakeHub):
     header = json.dumps({"lm_head.weight": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}}).encode()
     hub.files["model.safetensors"] = len(header).to_bytes(8, "little") + header + b"\0" * 12
     open_page(page, f"{own_server.url}/parameters?model=hugging-face&hub_id=owner/name")
-    unfold(page.get_by_text("Against what a Hub page says"))
+    open_tab(page, "Hub page")
     page.get_by_text("Read what its files store").click()
     expect(page.get_by_text("Stored: 6 elements")).to_be_visible()
     expect(page.get_by_text("not explained; the file may be one shard")).to_be_visible()
