@@ -20,7 +20,7 @@ from calc.kernel_times.tables import Table, index, relatives, table
 from calc.kernel_times.work import FORMATS, KV_BYTES, Work
 
 if TYPE_CHECKING:
-    from calc.calibration import Calibration
+    from calc.measurements.calibration import Calibration
 
 Source = Literal["measured", "calibrated", "roofline"]
 Engine = Literal["vllm", "sglang", "trtllm"]
@@ -320,7 +320,7 @@ def _kept(gpu: Gpu, source: Source, engine: Engine | None) -> KernelTimes:
 
 def _calibrated(gpu: Gpu, engine: Engine | None) -> KernelTimes:
     """By the user's own matmul and copy rates on that GPU; the public tables alone where nothing was measured."""
-    from calc.calibration import Calibration, of_records
+    from calc.measurements.calibration import Calibration, of_records
 
     figures = tuple(
         each for each in of_records(gpu).figures if each.name in ("compute_efficiency", "bandwidth_efficiency")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from calc.units import whole_number
+from calc.quantities import whole_number
 
 Amount = Annotated[int, BeforeValidator(whole_number)]
 
