@@ -124,5 +124,8 @@ def data_parallel(
     if plan.zero < 3:
         return DataParallel(0.0, 0.0, gather, reduce, 0.0, 0.0)
     twice = gather if plan.reshard_after_forward else 0.0
-    copied = (plain + experts) * (4.0 * (2 if twice else 1) + 6.0) if plan.implementation == "torchtitan" else 0.0
+    # FSDP2 copies weights out of its buffer at each gather and gradients, widened, into it; FSDP flattens the gradients and divides them
+    # (torch.distributed.fsdp, _fsdp_collectives.py and _runtime_utils.py)
+    per_element = 4.0 * (2 if twice else 1) + 6.0 if plan.implementation == "torchtitan" else 8.0
+    copied = (plain + experts) * per_element * trained
     return DataParallel(gather, twice + reduce, 0.0, 0.0, gather / pieces, copied)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Final
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from calc.hardware import Gpu
 from calc.kernel_times import KernelTimes
 from calc.model.feed_forward import MoE
-from calc.step_time.machine import ACCUMULATED, half_rows, memory_factor, sustained
+from calc.step_time.machine import ACCUMULATED, half_rows, memory_factors, sustained
 from calc.step_time.memory_bound import Traffic, layer_traffic, quantised_format, takes_low_precision
 from calc.step_time.operations import Core, Gemm, LayerOperations, Sharding
 from calc.step_time.plan import TimePlan
@@ -34,19 +34,24 @@ _KERNELS: Final[Mapping[str, str]] = {
 
 # Attention's rate over the tables' (FlashAttention-3 on Hopper, FlashAttention-2 on Ampere, the engines' own on Blackwell), by the
 # first figure of the compute capability. Hopper, head size 128, 16k tokens: FlashAttention-3 648, cuDNN 595, FlashAttention-2 370
-# TFLOP/s (FlashAttention-3, arXiv 2407.08608, figure 5). Ampere: FlashAttention-1 reaches 30 to 50 % of the peak where
-# FlashAttention-2 reaches 50 to 73 % (arXiv 2307.08691, abstract): 40 over 61.
+# TFLOP/s (FlashAttention-3, arXiv 2407.08608, figure 5). FlashAttention-1 has half of FlashAttention-2's rate (arXiv 2307.08691,
+# abstract: "around 2x").
 _ATTENTION: Final[Mapping[tuple[str, str], float]] = {
     ("9", "flash-3"): 1.0,
     ("9", "cudnn"): 595 / 648,
     ("9", "flash-2"): 370 / 648,
-    ("9", "flash-1"): 370 / 648 * 40 / 61,
+    ("9", "flash-1"): 370 / 648 / 2,
     ("8", "flash-2"): 1.0,
     ("8", "cudnn"): 1.0,
-    ("8", "flash-1"): 40 / 61,
+    ("8", "flash-1"): 1 / 2,
 }
 # Backward: 2.5 times the FLOPs (five products for two), at this share of the forward's rate: 561 of 648 TFLOP/s by
 # FlashAttention-3, 516 of 595 by cuDNN, 322 of 370 by FlashAttention-2 (arXiv 2407.08608, figures 5 and 6).
+# What attention's forward sustains at most, causal, head size 128, in TFLOP/s: 616 on H100 (the same, figure 5), 185 on A100 and 1,120 on
+# B200 (SimuMax, configs/system: 4,096 tokens of 64 and of 128 heads, half of the whole square's FLOPs)
+_ATTENTION_MOST: Final = (
+    ("h100", 616.0), ("h200", 616.0), ("a100", 185.0), ("b200", 1120.0), ("gb200", 1120.0), ("b300", 1120.0), ("gb300", 1120.0),
+)  # fmt: skip
 _BACKWARD_FLOPS: Final = 2.5
 _BACKWARD_RATE: Final = 561 / 648
 
@@ -100,7 +105,7 @@ class LayerTimer:
         self.gpu, self.plan, self.kernels, self.sharding = gpu, plan, times, sharding
         self.narrow = _KERNELS[plan.compute_format]
         self.half_rows = half_rows(gpu)
-        self.memory = memory_factor(times)
+        self.memory, self.permutation, self.loss = memory_factors(times)
         self.caps = {name: self._cap(name) for name in {"bf16", self.narrow}}
         self.rates = {"bf16": 1.0, self.narrow: _rate(self)}
 
@@ -131,8 +136,14 @@ class LayerTimer:
         core_forward, core_backward = self._cores(operations.cores)
         scan = self._scan(operations.scans)
         traffic = layer_traffic(operations, self.plan, self.sharding)
-        moved_forward = self._traffic((one.forward, one.forward_kernels) for one in traffic)
-        moved_backward = self._traffic((one.backward, one.backward_kernels) for one in traffic)
+        slower = {"permutation": self.permutation / self.memory, "padding": self.permutation / self.memory}
+        traffic = tuple(
+            replace(one, forward=one.forward * factor, backward=one.backward * factor)
+            for one in traffic
+            for factor in (slower.get(one.name, 1.0),)
+        )
+        moved_forward = self._moved([(one.forward, one.forward_kernels, one.of_experts) for one in traffic])
+        moved_backward = self._moved([(one.backward, one.backward_kernels, one.of_experts) for one in traffic])
         cores = len(operations.cores)
         ahead = forward + Seconds({"attention": core_forward, "recurrence": scan}, cores) + moved_forward
         back = inputs + Seconds({"attention": core_backward, "recurrence": 2 * scan}, 2 * cores) + moved_backward
@@ -143,8 +154,9 @@ class LayerTimer:
         self.prepare(gemms)
         forward, inputs, weights = self._gemms(gemms)
         if loss is not None:
-            forward += self._traffic([(loss.forward, loss.forward_kernels)])
-            inputs += self._traffic([(loss.backward, loss.backward_kernels)])
+            slower = self.loss / self.memory
+            forward += self._traffic([(loss.forward * slower, loss.forward_kernels)])
+            inputs += self._traffic([(loss.backward * slower, loss.backward_kernels)])
         return LayerSeconds(forward, inputs, weights, Seconds())
 
     def _gemms(self, gemms: tuple[Gemm, ...]) -> tuple[Seconds, Seconds, Seconds]:
@@ -162,8 +174,8 @@ class LayerTimer:
 
     @property
     def _separate_experts(self) -> bool:
-        """Whether each expert is a product of its own (Transformer Engine's GroupedLinear over cuBLAS), or one kernel for all."""
-        return self.plan.implementation == "fused"
+        """Whether each expert is a product of its own, or one kernel for all."""
+        return self.plan.expert_program == "separate"
 
     def _products(self, gemms: Iterable[Gemm], phase: int) -> float:
         """Seconds of products in forward (0), for the input's gradient (1) or the weight's (2)."""
@@ -223,7 +235,7 @@ class LayerTimer:
             if self.plan.attention_program == "unfused":
                 a, b = self._unfused(core)
             else:
-                a = self._core(core) / core.cp / rate
+                a = max(self._core(core), self._core_floor(core)) / core.cp / rate
                 b = a * _BACKWARD_FLOPS / _BACKWARD_RATE
             forward += a
             backward += b
@@ -255,6 +267,15 @@ class LayerTimer:
             )
         )
 
+    def _core_floor(self, core: Core) -> float:
+        """What the core takes at the highest rate that a source has for this GPU."""
+        most = next((rate for name, rate in _ATTENTION_MOST if self.gpu.name.startswith(name)), None)
+        if most is None or self.kernels.source == "roofline":
+            return 0.0
+        keys = core.window if 0 < core.window < core.seq else core.seq / (2 if core.causal else 1)
+        flops = 2.0 * self.plan.sequences * core.seq * keys * core.heads * (core.head_dim + core.v_head_dim)
+        return flops / (most * 1e12)
+
     def _unfused(self, core: Core) -> tuple[float, float]:
         """Two batched products forward and four backward over the whole square."""
         pairs = self.plan.sequences * core.heads / core.cp
@@ -280,6 +301,13 @@ class LayerTimer:
         sizes, counts = np.array(found, dtype=float).T
         seconds = np.maximum(self.memory * self.kernels.memory_bound(sizes), counts * self.kernels.launch_floor)
         return Seconds({"memory_bound": float(np.sum(seconds))}, float(np.sum(counts)))
+
+    def _moved(self, moves: list[tuple[float, int, bool]]) -> Seconds:
+        """The same, with the experts' kernels counted apart."""
+        plain = self._traffic((size, count) for size, count, experts in moves if not experts)
+        own = self._traffic((size, count) for size, count, experts in moves if experts)
+        seconds = plain.families.get("memory_bound", 0.0) + own.families.get("memory_bound", 0.0)
+        return Seconds({"memory_bound": seconds}, plain.kernels, own.kernels)
 
     def _again(self, operations: LayerOperations, forward: Seconds, traffic: tuple[Traffic, ...]) -> Seconds:
         """What the backward computes again: all of the forward, or what the program or the named modules leave out."""

@@ -33,7 +33,9 @@ _OTHER_NIC: Final = (12.5, "assumed: 100 Gb/s a GPU")
 # share of a link's rate that large messages reach across nodes: all-reduce of 16 GiB on four nodes of eight, 91.7 of 100 GB/s a
 # node pair of adapters (ml-engineering, network/benchmarks)
 _NETWORK_SHARE: Final = 0.9
-_HOP: Final = 5e-6  # seconds of one step between nodes (NCCL tuning model, InfiniBand ring latency)
+# seconds of one step of a ring between nodes and within one, Simple protocol (NCCL, src/graph/tuning.cc, hwLat: NET 14, NVLINK 3.4 us)
+_HOP: Final = 14e-6
+_STEP: Final = 3.4e-6
 
 # Overlap: while a collective runs, compute kernels take this much longer: mean over H100, A100, MI250 and MI210, GPT and LLaMA
 # (arXiv 2507.03114, abstract: 18.9 % against compute without communication beside it)
@@ -85,18 +87,43 @@ ACCUMULATED: Final = 1.06
 _HALF_ROWS: Final = {"8": (110.0, 205.0), "9": (140.0, 300.0), "10": (170.0, 400.0)}
 
 
-# Share of the memory bandwidth that memory-bound operators of a training step reach (SimuMax, configs/system: 0.91 of A100's, 0.666 of
-# B200's, measured); elsewhere what the kernel times have
-_MEMORY_SHARE: Final = (("a100", 0.91), ("b200", 0.666), ("gb200", 0.666), ("b300", 0.666), ("gb300", 0.666))
+class MemoryShare(NamedTuple):
+    """Shares of the memory bandwidth that operators of a training step reach."""
+
+    name: str
+    most: float
+    permutation: float  # of experts' rows
+    loss: float
 
 
-def memory_factor(times: KernelTimes) -> float:
-    """By how much a training step's memory-bound operators take longer than `KernelTimes.memory_bound` has it."""
-    found = next((share for name, share in _MEMORY_SHARE if times.gpu.name.startswith(name)), None)
+# SimuMax, configs/system/a100_pcie.json and b200_bf16_ceperm.json, measured with Transformer Engine; GB200, B300 and GB300 as B200
+_MEMORY: Final = (
+    MemoryShare("a100", 0.91, 0.188, 0.808),
+    *(MemoryShare(name, 0.666, 0.501, 0.28) for name in ("b200", "gb200", "b300", "gb300")),
+)
+
+
+def memory_factors(times: KernelTimes) -> tuple[float, float, float]:
+    """By how much a training step's memory-bound operators take longer than `KernelTimes.memory_bound` has it: most of them,
+    permutations of experts' rows, and the loss. 1 where no source says."""
+    found = next((share for share in _MEMORY if times.gpu.name.startswith(share.name)), None)
     if found is None or times.source == "roofline" or times.gpu.memory_bandwidth is None:
-        return 1.0
+        return 1.0, 1.0, 1.0
     size = 2.0**30
-    return size / (times.gpu.memory_bandwidth * found) / float(times.memory_bound(size))
+    whole = size / times.gpu.memory_bandwidth / float(times.memory_bound(size))
+    return whole / found.most, whole / found.permutation, whole / found.loss
+
+
+# Host seconds for one operator of an eager training step, module and autograd included, by the first figure of the compute capability:
+# the fixed latency of an operator in Megatron's steps on A100 and B200 (SimuMax, configs/system, latency_us 40 and 30); Hopper between
+_OPERATOR: Final = {"8": 40e-6, "9": 35e-6, "10": 30e-6}
+
+
+def host_seconds(times: KernelTimes) -> float:
+    """What the host needs to launch one operator of a training step without CUDA graphs."""
+    if times.source == "roofline":
+        return 0.0
+    return _OPERATOR.get((times.gpu.compute_capability or "").partition(".")[0], _OPERATOR["9"])
 
 
 def sustained(gpu: Gpu, dtype: str) -> Sustained | None:
@@ -136,7 +163,11 @@ class Network:
             return size / (self.inter * _NETWORK_SHARE) + _HOP
         carried = {"all_reduce": 2.0 * size / inside, "all_to_all": size}.get(kind, size / inside)
         far = carried * (nodes - 1) / nodes / (self.inter * _NETWORK_SHARE)
-        return max(near, far) + _HOP * 2 * (nodes - 1).bit_length()
+        if kind == "all_to_all":
+            return max(near, far) + _HOP
+        ring = _HOP * (nodes - 1) + _STEP * (ranks - nodes)
+        tree = 2 * _HOP * (nodes - 1).bit_length()
+        return max(near, far) + (min(2 * ring, tree) if kind == "all_reduce" else ring)
 
     def send(self, size: float, stride: int) -> float:
         """One message to the GPU `stride` ranks on."""

@@ -7,7 +7,7 @@ and writes its output in memory, a fused kernel reads and writes its ends alone.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from calc.model.feed_forward import MLP, MoE
@@ -29,13 +29,14 @@ class PerElement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes of one operator on one rank, forward and backward, and its kernels."""
+    """Bytes of one operator on one rank, forward and backward, and its kernels. `of_experts`: it works on the experts' rows."""
 
     name: str
     forward: float
     backward: float
     forward_kernels: int
     backward_kernels: int
+    of_experts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +87,16 @@ LOSSES: Final[Mapping[str, PerElement]] = {
     "fused": PerElement(4, 4, 2, 1),
 }
 # Experts' rows, for each of the K copies of a token: eager: take rows, scale, add back; all-to-all: permute, sort by expert after
-# the exchange, and both undone; fused: the exchange's kernel reads and writes them itself.
+# the exchange, and both undone; fused: the exchange's kernel reads and writes them itself, or with permutations of their own.
 ROWS: Final[Mapping[str, PerElement]] = {
     "eager": PerElement(14, 18, 5, 6),
     "all-to-all": PerElement(16, 16, 4, 4),
     "fused": PerElement(4, 4, 2, 2),
+    "fused, permuted apart": PerElement(12, 12, 4, 4),
 }
+PADDED: Final = PerElement(
+    8, 8, 2, 2
+)  # each expert's rows padded to whole blocks for a narrow format, and the padding taken off
 ROUTERS: Final[Mapping[str, tuple[int, int]]] = {
     "eager": (14, 12),
     "fused": (4, 3),
@@ -125,10 +130,7 @@ def layer_traffic(operations: LayerOperations, plan: TimePlan, sharding: Shardin
     found += _feed_forward(layer, plan, program, sharding)
     found += _quantised(operations.gemms, plan)
     found += _biases(operations.gemms)
-    return tuple(
-        Traffic(one.name, one.forward * width, one.backward * width, one.forward_kernels, one.backward_kernels)
-        for one in found
-    )
+    return tuple(replace(one, forward=one.forward * width, backward=one.backward * width) for one in found)
 
 
 def _moved(name: str, elements: float, each: PerElement) -> Traffic:
@@ -198,10 +200,15 @@ def _feed_forward(layer: Layer, plan: TimePlan, program: Program, sharding: Shar
         kernels = ROUTERS["eager" if eager else "fused"]
         scores = 4.0 * sharding.between * feed.num_experts
         yield Traffic("router", 4 * scores, 4 * scores, *kernels)
-        exchange = "fused" if plan.ep_dispatch == "fused" else "eager" if eager else "all-to-all"
-        yield _moved("permutation", rows * feed.hidden_size, ROWS[exchange])
+        exchange = "eager" if eager else "all-to-all"
+        if plan.ep_dispatch == "fused":
+            exchange = "fused" if plan.expert_program == "fused" else "fused, permuted apart"
+        yield replace(_moved("permutation", rows * feed.hidden_size, ROWS[exchange]), of_experts=True)
         per_rank = sharding.tokens * feed.num_experts_per_tok * plan.expert_skew
-        yield _activation(feed.expert, per_rank, program, sharding)
+        if quantised_format(plan) and plan.expert_program == "separate":
+            yield replace(_moved("padding", per_rank * feed.hidden_size, PADDED), of_experts=True)
+        if plan.expert_program != "fused":
+            yield replace(_activation(feed.expert, per_rank, program, sharding), of_experts=True)
         if feed.shared:
             yield _activation(feed.shared, sharding.tokens, program, sharding)
 
@@ -226,14 +233,12 @@ def _quantised(gemms: tuple[Gemm, ...], plan: TimePlan) -> Iterator[Traffic]:
         return
     each, kernels = QUANTISED[name], 2 if name == "fp8" else 1
     for gemm in gemms:
-        if takes_low_precision(gemm):
-            yield Traffic(
-                "quantise",
-                each * gemm.m * gemm.k * gemm.groups,
-                each * gemm.m * gemm.n * gemm.groups,
-                kernels * gemm.groups,
-                kernels * gemm.groups,
-            )
+        experts = gemm.part == "experts"
+        if not takes_low_precision(gemm) or (experts and plan.expert_program == "fused"):
+            continue
+        launches = kernels * (gemm.groups if experts and plan.expert_program == "separate" else 1)
+        forward, backward = (each * gemm.m * gemm.groups * width for width in (gemm.k, gemm.n))
+        yield Traffic("quantise", forward, backward, launches, launches, experts)
 
 
 def takes_low_precision(gemm: Gemm) -> bool:

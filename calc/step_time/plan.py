@@ -54,6 +54,11 @@ class TimePlan(TrainingPlan):
         "all-to-all",
         description="experts' exchange: NCCL's with permutations of their own, or one kernel (DeepEP, HybridEP)",
     )
+    expert_kernels: Literal["separate", "grouped", "fused"] | None = Field(
+        None,
+        description="experts' products: one each (Transformer Engine over cuBLAS), one kernel for all, or one with activation, casts and "
+        "permutation in it; left out: separate with implementation fused, else grouped",
+    )
     expert_skew: float = Field(
         1.0, ge=1, le=64, description="tokens of the busiest rank's experts over the mean; 1: balanced"
     )
@@ -126,6 +131,13 @@ class TimePlan(TrainingPlan):
         if self.attention == "eager":
             return "unfused"
         return "cudnn" if self.implementation == "fused" else "flash-2"
+
+    @property
+    def expert_program(self) -> Literal["separate", "grouped", "fused"]:
+        """How experts' products run."""
+        if self.expert_kernels is not None:
+            return self.expert_kernels
+        return "separate" if self.implementation == "fused" else "grouped"
 
     @property
     def overlaps_tp(self) -> bool:

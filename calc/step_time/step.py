@@ -13,7 +13,7 @@ from calc.kernel_times import KernelTimes, kernel_times
 from calc.model.spec import ModelSpec
 from calc.step_time.communication import DataParallel, LayerCommunication, data_parallel, layer_communication
 from calc.step_time.layer_times import LayerSeconds, LayerTimer, Seconds
-from calc.step_time.machine import OVERLAP_SLOWDOWN, Network, network
+from calc.step_time.machine import OVERLAP_SLOWDOWN, Network, host_seconds, network
 from calc.step_time.memory_bound import LOSSES, Traffic, program_of
 from calc.step_time.operations import LayerOperations, Sharding, end_parameters, head_gemms, stack_operations
 from calc.step_time.optimizer import HOST_ADAM, offload_bytes, optimizer_bytes
@@ -193,19 +193,22 @@ class Step:
     ) -> tuple[float, float]:
         """What the host's launches take beyond the device's work, in forward and in both directions."""
         of_experts, of_others = _LAUNCHED[self.plan.cuda_graphs]
-        each = self.kernels.eager_launch
-
-        def launches(*passes: Seconds) -> float:
-            return each * sum(of_others * one.kernels + of_experts * one.expert_kernels for one in passes)
-
-        forward = launches(layers.forward, ends.forward)
-        backward = launches(
-            *(one for part in (layers, ends) for one in (part.input_gradient, part.weight_gradient, part.again))
+        each = host_seconds(self.kernels)
+        ahead_passes = (layers.forward, ends.forward)
+        back_passes = tuple(
+            one for part in (layers, ends) for one in (part.input_gradient, part.weight_gradient, part.again)
         )
+
+        def late(passes: tuple[Seconds, ...], work: float) -> float:
+            others = each * of_others * sum(one.kernels for one in passes)
+            own = each * of_experts * sum(one.expert_kernels for one in passes)
+            # the host learns how many rows each expert has by waiting for the device: it cannot launch their kernels ahead
+            waited = max(0.0, own - sum(one.families.get("experts", 0.0) for one in passes))
+            return max(waited, others + own - work)
+
         behind = sum(exposed.values()) - ahead
-        late_forward = max(0.0, forward - work_forward - ahead)
-        late_backward = max(0.0, backward - work_backward - behind)
-        return late_forward, late_forward + late_backward
+        late_forward = max(0.0, late(ahead_passes, work_forward + ahead))
+        return late_forward, late_forward + max(0.0, late(back_passes, work_backward + behind))
 
     @cached_property
     def busiest(self) -> RankSeconds:

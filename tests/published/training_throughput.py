@@ -241,6 +241,7 @@ def _megatron(row: dict[str, Any]) -> Case:
         reduce_format="bf16",
         ep_dispatch="fused" if experts else "all-to-all",
         cuda_graphs=graphs,
+        expert_kernels="fused" if graphs == "full" else None,
         dropout="off",
     )
     return Case(row, spec, plan, gpu(_DGX[c["gpu"]]))
@@ -304,6 +305,8 @@ def _torchtitan(row: dict[str, Any]) -> Case:
         apart.append("micro-batch not stated")
     if "HBM2e" in str(c["gpu"]):
         apart.append("a part of 500 W that no table knows")
+    if "95GiB" in str(c["gpu"]):
+        apart.append("95 GiB: which H100 is not stated, and parts of 500 W and of 700 W have that memory")
     if "SimpleFSDP" in str(c.get("impl", "")):
         apart.append("another FSDP than the one that is modelled")
     if "likely" in recompute or not recompute:
