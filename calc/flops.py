@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
 
 from calc.breakdown import Component, Formula, Number, unique_names
 from calc.model.mixers import Attention, CompressedAttention, Indexer, LatentAttention, Mixer, Recurrence
@@ -192,6 +191,11 @@ def _core(mixer: AnyAttention, seq: int, causal: bool) -> Component:
     return _scores("core", mixer, _entries(seq, most, 1, causal), causal)
 
 
+def core_flops(mixer: AnyAttention, seq: int, causal: bool) -> int:
+    """Forward FLOPs of one token's scores and values."""
+    return int(_core(mixer, seq, causal and mixer.causal).total) // 3
+
+
 def _scores(name: str, mixer: AnyAttention, keys: _Keys, causal: bool) -> Component:
     """2 FLOPs a key and feature for the scores, and 2 for the values."""
     heads, d = mixer.num_attention_heads, mixer.head_dim
@@ -224,27 +228,3 @@ def _mean_leaf(name: str, a_key: int, latex: str, keys: _Keys, numbers: dict[str
         (*(_CAUSAL if causal else _SQUARE), "2 FLOPs forward and 4 backward", *(() if whole else (_ROUNDED,))),
     )
     return Component(name, 3 * value, formula=formula, numbers=numbers)
-
-
-class PassFlops(NamedTuple):
-    """FLOPs of one token by pass. `model` leaves out what is computed again, `hardware` counts it."""
-
-    forward: int
-    backward: int
-    recomputed: int
-
-    @property
-    def model(self) -> int:
-        return self.forward + self.backward
-
-    @property
-    def hardware(self) -> int:
-        return self.model + self.recomputed
-
-
-def pass_flops(one: TokenFlops, recompute: str, frozen: bool = False) -> PassFlops:
-    """FLOPs of a token's training by pass, where all weights train or, `frozen`, none does: then only the input's gradient is
-    computed, and attention's both ways."""
-    again = {"full": one.layers, "selective": one.attention}.get(recompute, 0)
-    backward = one.forward + one.attention if frozen else 2 * one.forward
-    return PassFlops(one.forward, backward, again)

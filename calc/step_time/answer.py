@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from calc.breakdown import Breakdown, Component, Formula
 from calc.errors import InputError
-from calc.flops import PassFlops, pass_flops, token_flops
+from calc.flops_by_pass import PassFlops, adapter_flops, pass_flops
 from calc.hardware import Gpu
 from calc.model.feed_forward import MoE
 from calc.model.spec import ModelSpec
@@ -63,8 +63,11 @@ class TimeAnswer:
     @cached_property
     def _flops(self) -> PassFlops:
         """FLOPs of a token in training, causal."""
-        one = token_flops(self.spec, self.plan.seq, causal=True)
-        return pass_flops(one, self.plan.recompute, frozen=self.plan.method != "full")
+        plan, lora = self.plan, self.plan.lora
+        if lora is None:
+            return pass_flops(self.spec, plan.seq, plan.recompute)
+        modules = tuple(weight.module for part in self.spec.layers.kinds[0].parts for weight in part.weights)
+        return adapter_flops(self.spec, plan.seq, lora.rank, lambda name: lora.takes(modules, name), plan.recompute)
 
     @property
     def model_tflops_per_gpu(self) -> float:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
 from calc.catalogue import load, load_config
 from calc.compute import ComputePlan, compute
+from calc.flops_by_pass import adapter_flops, pass_flops
 from calc.model.config import from_config
 
 pytestmark = pytest.mark.torch
@@ -163,6 +166,36 @@ def test_llama_2_7b_whole_on_the_meta_device():
         model = transformers.LlamaForCausalLM(config).train()
     answer = compute(load("llama-2-7b"), ComputePlan(seq=4096)).full
     assert counted(model, 4096) == (4096 * answer.forward_flops_per_token, answer.training_flops)
+
+
+@pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ("v_proj",), ("gate_proj", "down_proj"), ("all-linear",)])
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Qwen3ForCausalLM", "Phi3ForCausalLM"])
+def test_adapters_on_frozen_weights_cost_what_the_program_computes(name, targets):
+    import peft
+
+    if name == "Phi3ForCausalLM":  # query, key and value are one module, and gate and up another
+        targets = {"q_proj": "qkv_proj", "v_proj": "qkv_proj", "gate_proj": "gate_up_proj"}
+        targets = tuple(dict.fromkeys(targets.get(each, each) for each in ("q_proj", "down_proj")))
+    model, spec = program(name)
+    wanted = "all-linear" if targets == ("all-linear",) else list(targets)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft reads a property that transformers renamed
+        adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=wanted, task_type="CAUSAL_LM"))
+    found = adapter_flops(
+        spec, SEQ, 4, lambda module: wanted == "all-linear" or module in targets, causal=False, fused_attention=False
+    )
+    assert counted(adapted, SEQ) == (SEQ * found.forward, SEQ * found.model)
+
+
+def test_adapters_on_llama_2_7b_cost_about_two_thirds_of_full_training():
+    spec = load("llama-2-7b")
+    full = pass_flops(spec, 4096)
+    some = adapter_flops(spec, 4096, 8, lambda module: module in ("q_proj", "v_proj"))
+    assert full.backward == 2 * full.forward
+    assert (
+        0.66 < some.model / full.model < 0.69
+    )  # attention's backward stays whole; without it two of three passes are left
+    assert pass_flops(spec, 4096, "full").hardware / full.model == pytest.approx(4 / 3, abs=0.01)
 
 
 def test_full_recomputation_repeats_the_layers_and_not_the_head():
