@@ -2,6 +2,7 @@
 
 from calc.communication.answer import CommunicationAnswer, communication
 from calc.communication.collectives import Collective, collectives_of
+from calc.communication.links import usual_links
 from calc.communication.plan import CommunicationPlan
 from calc.communication.topology import Group, Topology
 
@@ -13,4 +14,5 @@ __all__ = [
     "Topology",
     "collectives_of",
     "communication",
+    "usual_links",
 ]

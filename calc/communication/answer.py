@@ -8,6 +8,7 @@ from typing import Any
 
 from calc.breakdown import Breakdown, Component, Formula, unique_names
 from calc.communication.collectives import Collective, Overlap, collectives_of
+from calc.communication.links import usual_links
 from calc.communication.plan import CommunicationPlan
 from calc.communication.topology import Topology
 from calc.errors import InputError
@@ -15,7 +16,6 @@ from calc.flops import token_flops
 from calc.hardware import Gpu
 from calc.kernel_times import kernel_times
 from calc.model.spec import ModelSpec
-from calc.step_time.machine import usual_links
 from calc.training.pipeline_stages import Stage, stages
 
 _FORMULA = {

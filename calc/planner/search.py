@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from calc.breakdown import Breakdown
+from calc.communication import usual_links
 from calc.errors import InputError
 from calc.hardware import Gpu
 from calc.model.spec import ModelSpec
@@ -141,7 +142,7 @@ def search(spec: ModelSpec, plan: SearchPlan, gpu: Gpu | None = None) -> SearchA
         )
     if gpu.memory_bytes is None:
         raise InputError.of("gpu", gpu.name, "its memory is unknown; --gpu-memory-gib gives it")
-    domain = plan.gpus_per_node or (72 if gpu.name.startswith(("gb200", "gb300")) else 8)
+    domain = plan.gpus_per_node or usual_links(gpu)[0]
     found = candidates(spec, plan, gpu, _counts(plan, domain), domain)
     rejected = dict(found.rejected)
     layouts: list[Layout] = []

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from calc.breakdown import Breakdown, Component, Formula
 from calc.errors import InputError
-from calc.flops_by_pass import PassFlops, adapter_flops, pass_flops
+from calc.flops import PassFlops, adapter_flops, pass_flops
 from calc.hardware import Gpu
 from calc.model.feed_forward import MoE
 from calc.model.spec import ModelSpec

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from calc.kernel_times.times import Collective as Kind
 from calc.model.feed_forward import MoE
 from calc.step_time.layer_times import LayerSeconds
 from calc.step_time.machine import Network
@@ -115,7 +116,7 @@ def data_parallel(
         if not count or ranks == 1:
             continue
         shards = max(1, ranks // plan.dp_replicate)
-        kind = "reduce_scatter" if plan.zero else "all_reduce"
+        kind: Kind = "reduce_scatter" if plan.zero else "all_reduce"
         reduce += pieces * network.seconds(kind, gradient * count / pieces, shards if plan.zero else ranks, stride)
         if plan.zero and plan.dp_replicate > 1:
             reduce += network.seconds("all_reduce", gradient * count / shards, plan.dp_replicate, stride * shards)

@@ -5,37 +5,15 @@ What no data sheet of the GPU says has its source beside it here. A user's own f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from calc.communication import Group, Topology, usual_links
 from calc.hardware import Gpu
-from calc.kernel_times import KernelTimes
-from calc.step_time.plan import TimePlan
-
-_NVL72: Final = ("gb200", "gb300")
-
-# GB/s one way of one GPU's network adapter in the vendor's own systems
-_NICS: Final = (
-    ("gb300", 100.0, "ConnectX-8, 800 Gb/s a GPU (NVIDIA DGX GB300 data sheet)"),
-    ("b300", 100.0, "ConnectX-8, 800 Gb/s a GPU (NVIDIA DGX B300 data sheet)"),
-    ("gb200", 50.0, "ConnectX-7, 400 Gb/s a GPU (NVIDIA DGX GB200 data sheet)"),
-    ("b200", 50.0, "ConnectX-7, 400 Gb/s a GPU (NVIDIA DGX B200 data sheet)"),
-    ("gh200", 50.0, "ConnectX-7, 400 Gb/s a GPU (NVIDIA GH200 data sheet)"),
-    ("h200", 50.0, "ConnectX-7, 400 Gb/s a GPU (NVIDIA DGX H200 data sheet)"),
-    ("h100", 50.0, "ConnectX-7, 400 Gb/s a GPU (NVIDIA DGX H100 data sheet)"),
-    ("a100", 25.0, "ConnectX-6, 200 Gb/s a GPU (NVIDIA DGX A100 data sheet)"),
-    ("mi300x", 50.0, "400 Gb/s a GPU (AMD Instinct MI300X platform reference)"),
-    ("mi325x", 50.0, "400 Gb/s a GPU (AMD Instinct MI325X platform reference)"),
-)
-_OTHER_NIC: Final = (12.5, "assumed: 100 Gb/s a GPU")
-
-# share of a link's rate that large messages reach across nodes: all-reduce of 16 GiB on four nodes of eight, 91.7 of 100 GB/s a
-# node pair of adapters (ml-engineering, network/benchmarks)
-_NETWORK_SHARE: Final = 0.9
-# seconds of one step of a ring between nodes and within one, Simple protocol (NCCL, src/graph/tuning.cc, hwLat: NET 14, NVLINK 3.4 us)
-_HOP: Final = 14e-6
-_STEP: Final = 3.4e-6
+from calc.kernel_times import KernelTimes, kernel_times
+from calc.kernel_times.times import Collective as Kind
+from calc.kernel_times.times import Source
 
 # Overlap: while a collective runs, compute kernels take this much longer: mean over H100, A100, MI250 and MI210, GPT and LLaMA
 # (arXiv 2507.03114, abstract: 18.9 % against compute without communication beside it)
@@ -139,67 +117,33 @@ def half_rows(gpu: Gpu) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Links of one GPU in bytes/s one way, and how many GPUs share a domain. `notes` say what was assumed."""
+    """The links around one GPU. `notes` say what was assumed."""
 
-    times: KernelTimes
-    domain: int
-    intra: float | None  # None: as the kernel times have it
-    inter: float
+    topology: Topology
     notes: tuple[str, ...]
 
-    def seconds(self, kind: str, size: float, ranks: int, stride: int = 1) -> float:
-        """One collective of `ranks` GPUs, `stride` apart. `size`: bytes of the whole tensor, as `KernelTimes.collective`.
-
-        Within a domain it is the kernel's time; across, the slower of that and what a GPU's adapter must carry.
-        """
-        if ranks <= 1 or size <= 0:
-            return 0.0
-        inside = max(1, min(ranks, self.domain // stride))
-        nodes = -(-ranks // inside)
-        near = self._inside(kind, size, inside) if inside > 1 else 0.0
-        if nodes == 1:
-            return near
-        if kind == "send":
-            return size / (self.inter * _NETWORK_SHARE) + _HOP
-        carried = {"all_reduce": 2.0 * size / inside, "all_to_all": size}.get(kind, size / inside)
-        far = carried * (nodes - 1) / nodes / (self.inter * _NETWORK_SHARE)
-        if kind == "all_to_all":
-            return max(near, far) + _HOP
-        ring = _HOP * (nodes - 1) + _STEP * (ranks - nodes)
-        tree = 2 * _HOP * (nodes - 1).bit_length()
-        return max(near, far) + (min(2 * ring, tree) if kind == "all_reduce" else ring)
+    def seconds(self, kind: Kind, size: float, ranks: int, stride: int = 1) -> float:
+        """One collective of `ranks` GPUs, `stride` apart. `size`: bytes of the whole tensor, as `KernelTimes.collective`."""
+        return _collective(self.topology, kind, round(size), ranks, stride) if ranks > 1 else 0.0
 
     def send(self, size: float, stride: int) -> float:
         """One message to the GPU `stride` ranks on."""
-        if size <= 0:
-            return 0.0
-        if stride < self.domain:
-            return self._inside("send", size, 2)
-        return size / (self.inter * _NETWORK_SHARE) + _HOP
-
-    def _inside(self, kind: str, size: float, ranks: int) -> float:
-        seconds = _collective(self.times, kind, size, ranks)
-        link = self.times.gpu.link_bandwidth or self.times.gpu.pcie_bandwidth
-        return seconds * link / self.intra if self.intra and link else seconds
+        return _collective(self.topology, "send", round(size), 2, stride)
 
 
 @lru_cache(maxsize=16384)
-def _collective(times: KernelTimes, kind: str, size: float, ranks: int) -> float:
-    return float(times.collective(kind, size, ranks))  # type: ignore[arg-type]
+def _collective(topology: Topology, kind: Kind, size: int, ranks: int, stride: int) -> float:
+    return topology.seconds(kind, size, Group(kind, ranks, stride))
 
 
-def usual_links(gpu: Gpu) -> tuple[int, float, str]:
-    """The GPUs of a node or NVLink domain around that GPU, GB/s one way of its network adapter, and whose figure that is."""
-    rate, source = next(((rate, source) for name, rate, source in _NICS if gpu.name.startswith(name)), _OTHER_NIC)
-    return 72 if gpu.name.startswith(_NVL72) else 8, rate, source
-
-
-def network(gpu: Gpu, plan: TimePlan, times: KernelTimes) -> Network:
-    """The links that the plan gives, or those usual around that GPU."""
-    usual, rate, source = usual_links(gpu)
-    domain, known = plan.gpus_per_node or usual, (rate, source)
-    notes = []
-    if plan.gpus > domain and plan.inter_GBps is None:
-        notes.append(f"network between domains of {domain} GPUs: {known[0]:g} GB/s a GPU, {known[1]}")
-    inter = (plan.inter_GBps or known[0]) * 1e9
-    return Network(times, domain, plan.intra_GBps * 1e9 if plan.intra_GBps else None, inter, tuple(notes))
+@lru_cache(maxsize=256)
+def network(
+    gpu: Gpu, source: Source, gpus: int, domain: int | None, intra: float | None, inter: float | None
+) -> Network:
+    """The links of `gpus` GPUs: those that are given (GB/s), or those usual around that GPU."""
+    usual, rate, from_where = usual_links(gpu)
+    domain = domain or usual
+    note = f"network between domains of {domain} GPUs: {rate:g} GB/s a GPU, {from_where}"
+    linked = replace(gpu, link_bandwidth=intra * 1e9) if intra else gpu
+    topology = Topology(kernel_times(linked, source), domain, (inter or rate) * 1e9)
+    return Network(topology, (note,) if gpus > domain and inter is None else ())

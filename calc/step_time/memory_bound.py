@@ -130,6 +130,7 @@ def layer_traffic(operations: LayerOperations, plan: TimePlan, sharding: Shardin
     found += _feed_forward(layer, plan, program, sharding)
     found += _quantised(operations.gemms, plan)
     found += _biases(operations.gemms)
+    found += _adapters(operations, plan)
     return tuple(replace(one, forward=one.forward * width, backward=one.backward * width) for one in found)
 
 
@@ -251,3 +252,19 @@ def _biases(gemms: tuple[Gemm, ...]) -> Iterator[Traffic]:
     for gemm in gemms:
         if gemm.bias:
             yield Traffic("bias", 0.0, 2.0 * gemm.m * gemm.n, 0, 1)
+
+
+def _adapters(operations: LayerOperations, plan: TimePlan) -> Iterator[Traffic]:
+    """LoRA on a product reads its input, writes and reads r features, and adds to its output; its backward does so twice. QLoRA makes
+    16-bit weights of 4-bit ones before each product. The products of rank r themselves are bound by these bytes."""
+    lora = plan.lora
+    if lora is None:
+        return
+    modules = tuple(weight.module for part in operations.kind.parts for weight in part.weights)
+    for gemm in operations.gemms:
+        if plan.method == "qlora" and gemm.part != "head":
+            size = 2.5 * gemm.n * gemm.k * gemm.groups
+            yield Traffic("dequantise", size, size, 1, 1)
+        if gemm.module and gemm.part != "experts" and lora.takes(modules, gemm.module):
+            forward = 2.0 * gemm.m * gemm.k + 8.0 * gemm.m * gemm.n
+            yield Traffic("adapter", forward, forward + 2.0 * gemm.m * gemm.k, 4, 8)

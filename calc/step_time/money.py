@@ -9,16 +9,23 @@ from typing import Final
 from calc.hardware import Gpu
 from calc.step_time.plan import TimePlan
 
-# US dollars a GPU-hour on demand, as public price lists of single providers showed them; a reader's own price takes their place
+# US dollars a GPU-hour on demand, by public price lists of single providers; a reader's own price takes their place
+_SPHERON: Final = "Spheron, on demand, 17 March 2026 (its article on H200, B200 and GB200)"
+_TECHBYTES: Final = "{} on demand, 7 May 2026 (techbytes.app, serverless GPU pricing matrix)"
+_LAMBDA: Final = _TECHBYTES.format("Lambda,")
+_MODAL: Final = _TECHBYTES.format("Modal,")
 _PRICES: Final = (
-    ("gb300", 0.0, ""),
-    ("gb200", 0.0, ""),
-    ("b200", 4.99, "Lambda, 8x B200 on demand, price list of 2025-10"),
-    ("h200", 3.79, "Nebius, H200 on demand, price list of 2025-10"),
-    ("h100-sxm", 2.99, "Lambda, 8x H100 SXM on demand, price list of 2025-10"),
-    ("a100-sxm-80gb", 1.79, "Lambda, 8x A100 80 GB on demand, price list of 2025-10"),
-    ("a100-sxm-40gb", 1.29, "Lambda, 8x A100 40 GB on demand, price list of 2025-10"),
-    ("mi300x", 1.99, "RunPod, MI300X secure cloud, price list of 2025-10"),
+    ("gb200", 4.54, f"{_SPHERON}: half of 9.08 for a superchip of two"),
+    ("b200", 6.03, _SPHERON),
+    ("h200", 4.54, _SPHERON),
+    ("h100-sxm", 3.78, _LAMBDA),
+    ("h100-pcie", 2.86, _LAMBDA),
+    ("a100-sxm-80gb", 2.4984, _MODAL),
+    ("a100-sxm-40gb", 1.48, _LAMBDA),
+    ("l40s", 1.9512, _MODAL),
+    ("l4-", 0.7992, _MODAL),
+    ("t4-", 0.5904, _MODAL),
+    ("a10-", 0.86, _LAMBDA),
 )
 
 
@@ -35,7 +42,7 @@ def price_of(gpu: Gpu, plan: TimePlan) -> Price:
     if plan.price_per_gpu_hour is not None:
         return Price(plan.price_per_gpu_hour or None, "given")
     for name, dollars, source in _PRICES:
-        if gpu.name.startswith(name) and dollars:
+        if gpu.name.startswith(name):
             return Price(dollars, source)
     return Price(None, f"no price of {gpu.name} is known: --price-per-gpu-hour gives one")
 

@@ -72,7 +72,9 @@ class Step:
     def __init__(self, spec: ModelSpec, plan: TimePlan, gpu: Gpu) -> None:
         self.spec, self.plan, self.gpu = spec, plan, gpu
         self.kernels: KernelTimes = kernel_times(gpu, plan.times, engine="trtllm")
-        self.network: Network = network(gpu, plan, self.kernels)
+        self.network: Network = network(
+            gpu, plan.times, plan.gpus, plan.gpus_per_node, plan.intra_GBps, plan.inter_GBps
+        )
         joins = plan.implementation == "fused"
         self.sharding = Sharding(plan.tokens_of_rank, plan.tp, plan.cp, plan.ep, plan.sharded_sequence, joins)
         self.timer = LayerTimer(gpu, plan, self.kernels, self.sharding)

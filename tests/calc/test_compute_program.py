@@ -8,7 +8,7 @@ import pytest
 
 from calc.catalogue import load, load_config
 from calc.compute import ComputePlan, compute
-from calc.flops_by_pass import adapter_flops, pass_flops
+from calc.flops import adapter_flops, pass_flops
 from calc.model.config import from_config
 
 pytestmark = pytest.mark.torch

@@ -65,7 +65,7 @@ def test_frozen_weights_have_no_gradient_of_their_own(llama):
     full = step_time(llama, TimePlan(), H100).step.busiest.layers
     adapters = step_time(llama, TimePlan(method="lora"), H100).step.busiest.layers
     assert adapters.weight_gradient.total == 0 < full.weight_gradient.total
-    assert adapters.input_gradient.total == full.input_gradient.total
+    assert adapters.input_gradient.families["gemms"] == full.input_gradient.families["gemms"]
 
 
 def test_narrow_formats_are_faster_and_refused_where_the_gpu_lacks_them(llama):

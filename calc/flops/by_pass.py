@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from calc.errors import InputError
-from calc.flops import core_flops, token_flops
+from calc.flops.per_token import core_flops, token_flops
 from calc.model.feed_forward import MoE
 from calc.model.mixers import Attention
 from calc.model.spec import Layer, ModelSpec
