@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from calc.training.autograd.blocks import Block, Sizes, storage_bytes
@@ -53,7 +54,9 @@ def program_of(block: Block, sizes: Sizes) -> Program:
 
     gradient, weights = block.output_gradient, [n for n, storage in enumerate(block.storages) if storage.weight]
     return Program(
-        large(block.forward),
+        large(
+            tuple(event for event in block.forward if ~event not in block.kept)
+        ),  # what is kept outlives its last reader
         large(block.backward),
         large(block.kept),
         large(tuple(weights)),
@@ -71,6 +74,7 @@ class Replay:
         self.programs = [program_of(*segment.program) for segment in memory.segments if segment.program]
         self.gradients: dict[tuple[int, int], Held] = {}
         self.fsdp = _Fsdp(self, memory.gathered) if isinstance(memory.gathered, Gathered) else None
+        self.averaged: Held | None = None  # DeepSpeed's gradients of the micro-batches so far
         self.engine = memory.plan.implementation == "deepspeed"
         self.sharded = memory.plan.shards if memory.plan.zero >= 2 else 1  # ranks that share the gradients
 
@@ -83,10 +87,11 @@ class Replay:
                 self.allocator.free(block)
 
     def run(self) -> None:
-        memory, (parameters, _, optimizer) = self.memory, self.memory.states
+        memory, (parameters, gradients, optimizer) = self.memory, self.memory.states
         for size in [parameters] if self.engine else self.storages("parameters", parameters):
             self.large(size)
         self.large(memory.ddp_buckets)
+        self.large(gradients if self.engine and memory.plan.zero == 3 else 0)  # a buffer for all, made once
         states: list[Held | None] = []
         for _ in range(STEPS):
             for _ in range(min(memory.plan.microbatches, 2)):
@@ -125,7 +130,7 @@ class Replay:
             return
         whole = engine.settings.stage == 3
         size = engine.sub_group if whole else engine.shard
-        averaged = None if whole else self.large(WIDTH * size)
+        averaged, self.averaged = self.averaged, None
         flat, wide = self.large(WIDTH * size), self.large(FP32 * size)
         self.drop(averaged, flat)
         self.drop(*[self.large(FP32 * size) for _ in range(engine.copies)], wide)
@@ -139,12 +144,16 @@ class Replay:
         for index, program in enumerate(self.programs):
             passed = self._forward(index, program, passed, alive, index in inner)
         constants += [self.large(int(c.leaf.total)) for c in self.memory.constants if c.until == "backward"]
+        part: Held | None = None
         gradient: Held | None = None
         for index in reversed(range(len(self.programs))):
             gradient = self._backward(index, alive.pop(), gradient, index in inner)
+            part = part or self.large(self.memory.shape.partition)  # with the first bucket
         if self.fsdp:
             self.fsdp.end()
-        self.drop(gradient, passed, *constants)
+        if self.averaged is None:
+            self.averaged, part = part, None
+        self.drop(gradient, passed, part, *constants)
 
     def _inner(self) -> set[int]:
         """The segments between like ones that keep their input alone."""
@@ -230,7 +239,7 @@ class _Fsdp:
 
     def __init__(self, replay: Replay, gathered: Gathered) -> None:
         self.replay, self.gathered, self.active = replay, gathered, gathered.active
-        self.whole: dict[int, Held | None] = {}
+        self.whole: dict[int, list[Held | None]] = {}
         self.flat: dict[int, Held | None] = {}
         self.reducing: Held | None = None
         self.waiting: list[Held] = []
@@ -250,7 +259,7 @@ class _Fsdp:
 
     def _copy_out(self, layer: int, group: Group) -> None:
         if layer not in self.whole:
-            self.whole[layer] = self.replay.large(group.whole.bytes)
+            self.whole[layer] = [self.replay.large(size) for size in group.storages]
 
     def before_forward(self, index: int) -> None:
         found = self._group(index) if self.active else None
@@ -265,7 +274,10 @@ class _Fsdp:
         found = self._group(index) if self.active else None
         last = self.gathered.apart and found is not None and found[0] == len(self.gathered.layers) - 1
         if found is not None and found[0] >= 0 and not self.gathered.keeps and not last:
-            self.replay.drop(self.whole.pop(found[0], None))
+            self.replay.drop(*self.whole.pop(found[0], ()))
+        if last:  # the model's forward has ended, and the loss lies behind it
+            self.replay.drop(*self.flat.values())
+            self.flat.clear()
 
     def before_backward(self, index: int) -> None:
         found = self._group(index) if self.active else None
@@ -284,13 +296,13 @@ class _Fsdp:
             self.waiting += gradients
             return
         layer, group = found
-        self.replay.drop(self.whole.pop(layer, None))
+        self.replay.drop(*self.whole.pop(layer, ()))
         self._scatter(layer, group, gradients)
 
     def _scatter(self, layer: int, group: Group, gradients: list[Held]) -> None:
-        made = self.replay.large(group.reduced.bytes)
-        self.replay.drop(*gradients, self.reducing)
-        self.reducing = made
+        self.replay.drop(self.reducing)
+        self.reducing = self.replay.large(group.reduced.bytes)
+        self.replay.drop(*gradients)
         shard = self.replay.large(group.reduced.bytes // max(self.replay.memory.plan.shards, 1), REDUCES)
         if layer in self.shards:
             self.replay.drop(shard)
@@ -304,7 +316,7 @@ class _Fsdp:
         if self.waiting:
             self._scatter(-1, self.gathered.root, self.waiting)
             self.waiting = []
-        self.replay.drop(self.reducing, *self.flat.values(), *self.whole.values())
+        self.replay.drop(self.reducing, *self.flat.values(), *chain.from_iterable(self.whole.values()))
         self.reducing = None
         self.flat.clear()
         self.whole.clear()

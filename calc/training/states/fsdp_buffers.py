@@ -56,6 +56,7 @@ class Group(NamedTuple):
     cast: Amount = NOTHING
     gradients: Amount = NOTHING
     reduced: Amount = NOTHING
+    storages: tuple[int, ...] = ()  # bytes of each whole parameter
 
 
 _NONE = Group()
@@ -251,15 +252,28 @@ def _group(found: tuple[Tensors, ...], key: StateKey, sizes: tuple[int, int]) ->
             gradients.append((key.storage(tensor), Amount(size * tensor.elements, tensor.elements)))
             reduced += Amount((sizes[1] or weight.bytes) * shard * ranks, shard * ranks)
     one = "the buffer"
-    buffers = ([(one, flat)], [(one, cast)], gradients, [(one, reduced)])
-    return Group(_rounded(whole, key.granule), *(_rounded(amounts, key.granule) for amounts in buffers))
+    sizes_of = (_rounded([(one, amount)], key.granule).bytes for amount in _stored(whole).values())
+    return Group(
+        _rounded(whole, key.granule),
+        _rounded([(one, flat)], key.granule),
+        _rounded([(one, cast)], key.granule),
+        _rounded(gradients, key.granule),
+        _rounded([(one, reduced)], key.granule),
+        tuple(sizes_of),
+    )
+
+
+def _stored(amounts: Iterable[tuple[str, Amount]]) -> dict[str, Amount]:
+    """Amounts by the name of their storage."""
+    stored: dict[str, Amount] = {}
+    for name, amount in amounts:
+        stored[name] = stored.get(name, NOTHING) + amount
+    return stored
 
 
 def _rounded(amounts: Iterable[tuple[str, Amount]], granule: int) -> Amount:
     """The sum of storages, given with the name of each; equal names are one storage."""
-    stored: dict[str, Amount] = {}
-    for name, amount in amounts:
-        stored[name] = stored.get(name, NOTHING) + amount
+    stored = _stored(amounts)
     return Amount(
         sum(round_up(amount.bytes, granule) for amount in stored.values()),
         sum(amount.elements for amount in stored.values()),

@@ -1,0 +1,74 @@
+"""litgpt's finetuning against the tables of its tutorials."""
+
+from __future__ import annotations
+
+import pytest
+
+from calc.training import TrainingPlan, train
+from tests.calc.training.models import model
+from tests.latex import assert_formulas_hold
+
+PLAN = {"implementation": "litgpt", "seq": 1304, "method": "lora"}
+# github.com/Lightning-AI/litgpt, tutorials/resource-tables.md (October 2023): trainable parameters of queries and values at rank 8
+TRAINABLE = {"llama-2-7b": 4_194_304, "llama-2-13b": 6_553_600}
+
+
+@pytest.mark.parametrize(("name", "trainable"), TRAINABLE.items())
+def test_the_adapters_are_as_many_as_litgpt_prints(name, trainable):
+    answer = train(model(name), TrainingPlan(**PLAN))
+    rows = [row for row in answer.worst.groups if row[0].tensors]
+    held = sum(tensor.elements * count for tensors, count in rows for tensor in tensors.tensors if tensor.adapter)
+    assert held == trainable
+    assert answer.gradients_bytes == 2 * trainable  # bf16-true: adapters too
+
+
+def test_all_three_projections_are_adapted_where_asked():
+    asked = train(model("llama-2-7b"), TrainingPlan(**PLAN, lora_targets="query,key,value"))
+    assert asked.gradients_bytes == 2 * TRAINABLE["llama-2-7b"] * 3 // 2
+
+
+def test_a_layer_keeps_what_its_fused_projection_and_its_padded_update_need():
+    """Of h numbers a token: dropout's result and its mask, the update before its padding, the projection's whole output, joined
+    queries and keys, attention's output; and the inputs of silu and of the product."""
+    answer = train(model("llama-2-7b"), TrainingPlan(**PLAN, lora_dropout=0.05))
+    h, f, tokens = 4096, 11008, 1304
+    layer = answer.worst.segments[5].bytes.kept
+    attention = (2 + 1 + 4 + 6 + 2 + 2 + 2) * h
+    norms = 2 * 4 * h  # two RMS norms: an fp32 input of each
+    feed_forward = 2 * 3 * f
+    assert layer == pytest.approx(tokens * (attention + norms + feed_forward), rel=0.002)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"method": "qlora", "quantization": "nf4-single", "bitsandbytes": "0.42"}, {"method": "full"}]
+)
+def test_leaves_sum_to_the_peak_and_every_formula_is_its_value(changes):
+    answer = train(model("llama-2-7b"), TrainingPlan(**{**PLAN, **changes}))
+    assert answer.breakdown.total == answer.peak_bytes
+    assert_formulas_hold(answer.breakdown)
+
+
+def test_bitsandbytes_up_to_0_42_kept_the_inputs_of_4_bit_products():
+    """Llama-2-7B at 1,304 tokens: of a layer the second norm's output, attention's, and the product before the last projection; the
+    first norm's is kept for the adapter anyway."""
+    plan = {**PLAN, "method": "qlora", "quantization": "nf4-single"}
+    old, new = (train(model("llama-2-7b"), TrainingPlan(**plan, bitsandbytes=version)) for version in ("0.42", "0.50"))
+    more = 1304 * (32 * (2 * 4096 + 2 * 4096 + 2 * 11008) + 2 * 4096)  # and the head's input
+    assert old.activations_bytes - new.activations_bytes == pytest.approx(more, rel=0.002)
+
+
+def test_activations_in_host_memory_and_updates_in_backward_leave_what_they_say():
+    plan = {"seq": 4096, "recompute": "full"}
+    here, away = (train(model("llama-2-7b"), TrainingPlan(**plan, offload_activations=each)) for each in (False, True))
+    assert here.activations_bytes - away.activations_bytes == 32 * 2 * 4096 * 4096  # each layer's input
+    inside = train(model("llama-2-7b"), TrainingPlan(**plan, optimizer_in_backward=True))
+    assert (inside.gradients_bytes, here.gradients_bytes) == (0, 2 * 6_738_415_616)
+    assert inside.peak_bytes < here.peak_bytes - 2 * 6 * 10**9
+    for answer in (away, inside):
+        assert answer.breakdown.total == answer.peak_bytes
+
+
+def test_qlora_over_two_gpus_takes_what_was_measured():
+    """github.com/foundation-model-stack/fms-acceleration/issues/12: Llama-2-70B under FSDP at 29.5 to 36.3 GiB a device."""
+    plan = TrainingPlan(method="qlora", dp=2, zero=3, recompute="full", micro_batch=2)
+    assert 29.5 <= train(model("llama-2-70b"), plan).peak_bytes / 2**30 <= 36.3
