@@ -28,7 +28,7 @@ _KERNELS: dict[str, _Kernels] = {"vllm": "vllm", "sglang": "sglang", "tensorrt-l
 
 # The 90th percentile of the relative error on 600 published runs (tests/published/serving_speed.py) of the time to the first token and of
 # that per further token: with the GPU's own tables, and with them withheld, so that its nearest relative's stand in.
-ERRORS = {"measured": (0.67, 0.34), "by relation": (0.67, 0.38)}
+ERRORS = {"measured": (0.65, 0.34), "by relation": (0.66, 0.38)}
 
 
 def speed(
@@ -46,8 +46,13 @@ def speed(
         if plan.times:
             raise
         return replace(ideal, notes=(*ideal.notes, f"no measured kernels: {error}"))
-    found = pace(load_of(plan, capacity), rules_of(plan, gpu), steps)
-    return _speed(plan, steps, found, ideal)
+    rules = rules_of(plan, gpu)
+    found = pace(load_of(plan, capacity, rules), rules, steps)
+    speed = _speed(plan, steps, found, ideal)
+    if capacity.sequences == 0:
+        text = "it does not fit, so no sequence has room: the times are those it would have if it did"
+        return replace(speed, notes=(*speed.notes, text))
+    return speed
 
 
 def step_times(spec: ModelSpec, plan: ServingPlan, gpu: Gpu) -> StepTimes:
@@ -102,11 +107,17 @@ def _all_ranks(ranks: int) -> int:
     return round(ranks * sum(1 / at for at in range(1, ranks + 1)))
 
 
-def load_of(plan: ServingPlan, capacity: Capacity) -> Load:
-    """The traffic that the plan describes; lengths are means."""
+def load_of(plan: ServingPlan, capacity: Capacity, rules: Scheduling) -> Load:
+    """The traffic that the plan describes; lengths are means. With room for no sequence, as though there were room for all.
+
+    The capacity counts sequences of the plan's context; what runs has its prompt and half of its output on average, or as much more
+    of the output as the engine reserves.
+    """
     mean = 1 - plan.length_spread / 2
     prompt, output = plan.prompt_tokens * mean, max(plan.output, 1) * mean
-    fits = max(1, capacity.sequences) * plan.dp if capacity.sequences is not None else inf
+    fits = inf
+    if capacity.sequences:
+        fits = max(1.0, capacity.sequences * plan.dp * plan.context / (prompt + output * (1 + rules.reserves) / 2))
     return Load(
         plan.concurrency,
         prompt,

@@ -67,7 +67,7 @@ def test_the_closed_form_agrees_with_the_simulator_at_saturation(engine, users):
     trace = simulate(requests, rules, steps)
     pairs = list(zip(requests, trace.outcomes, strict=True))
     tpot = sum((each.last - each.first) / (request.output - 1) for request, each in pairs) / len(pairs)
-    found = pace(load_of(asked, FREE), rules, steps)
+    found = pace(load_of(asked, FREE, rules), rules, steps)
     assert float(found.tpot) == pytest.approx(tpot, rel=0.05)
     tokens = sum(request.output for request in requests) / trace.seconds
     assert float(found.tokens_per_s) == pytest.approx(
@@ -89,6 +89,14 @@ def test_what_does_not_fit_queues_by_littles_law():
     whole = all_in.ttft + 511 * all_in.tpot
     assert half.queued == pytest.approx(float(whole))
     assert half.tokens_per_s == pytest.approx(float(all_in.tokens_per_s))
+
+
+def test_what_does_not_fit_at_all_is_timed_as_though_it_did():
+    mixtral = load("mixtral-8x7b-v0.1")
+    found = serve(mixtral, plan(concurrency=8), H100)
+    assert found.capacity.sequences == 0
+    assert found.speed.ideal.tpot_s < found.speed.tpot_s
+    assert any("does not fit" in note for note in found.speed.notes)
 
 
 def test_a_draft_makes_the_expected_tokens_and_its_own_passes():
