@@ -71,6 +71,8 @@ def declared(config: Mapping[str, Any]) -> Quantization | None:
         f"{where}: the pattern {entry[:80]!r} is not read: its modules are counted as the others"
         for entry in unread[:5]
     ]
+    if "." in where:  # the text's section speaks of the text model alone
+        found = replace(found, roles=found.roles - {"tower"})
     return replace(found, notes=(*found.notes, *notes))
 
 

@@ -24,6 +24,7 @@ _PLACES: Final[dict[str, tuple[str, ...]]] = {
     "experts": tuple(
         f"{place}experts" for place in ("mlp.", "block_sparse_moe.", "feed_forward.", "mixer.", "ffn.", "")
     ),
+    "experts_apart": ("experts", "moe.experts"),
     "shared_expert": (
         *("mlp.shared_experts", "mlp.shared_expert", "feed_forward.shared_expert", "mixer.shared_experts"),
         *("ffn.shared_experts", "block_sparse_moe.shared_experts"),
@@ -59,12 +60,13 @@ class Site:
     layer: int | None = None
 
 
-def site(part: Part, weight: Weight, layer: int) -> Site:
-    """The site of a layer's weight."""
+def site(part: Part, weight: Weight, layer: int, *, apart: bool = False) -> Site:
+    """The site of a layer's weight. `apart`: its experts stand next to a dense MLP (Gemma 4), and not in it."""
     role: Role = "router" if part.name == "router" else "expert" if part.expert else "linear"
     if weight.shape[0].size == 1:
         role = "scalar"
-    return Site(role, names_of(part.name, weight.name, weight.module, part.expert), layer)
+    place = "experts_apart" if apart and part.expert else part.name
+    return Site(role, names_of(place, weight.name, weight.module, part.expert), layer)
 
 
 @lru_cache(maxsize=1024)

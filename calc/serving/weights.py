@@ -179,7 +179,7 @@ class _Store:
         self.roles: frozenset[Role] = own.roles if own else frozenset()
         if own and own.in_experts and not any(part.expert for parts in spec.layers.kind_parts for part in parts):
             self.roles = LINEAR
-        self._signatures: dict[int, tuple[int, ...]] = {}
+        self.beside_mlp = [any(part.name == "mlp" for part in parts) for parts in spec.layers.kind_parts]
 
     def layer(self, kind: Layer, parts: tuple[Part, ...], at: int) -> Component:
         kv = getattr(kind.mixer, "num_key_value_heads", 0)
@@ -203,7 +203,10 @@ class _Store:
 
     def scheme(self, part: Part, weight: Weight, at: int) -> Scheme:
         """The scheme of a layer's weight."""
-        return self._chosen(site(part, weight, at), weight) if _multiplies(weight) else self.form.wide
+        if not _multiplies(weight):
+            return self.form.wide
+        apart = part.expert and self.beside_mlp[self.spec.layers.pattern[at]]
+        return self._chosen(site(part, weight, at, apart=apart), weight)
 
     def _chosen(self, where: Site, weight: Weight) -> Scheme:
         own = self.quantization

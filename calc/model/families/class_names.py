@@ -34,6 +34,7 @@ _SPELLINGS: Final = {
     "internlm3forcausallm": "LlamaForCausalLM",
     "glmforcausallm": "GlmForCausalLM",
     "chatglmforsequenceclassification": "ChatGLMModel",
+    "minimaxm3sparseforcausallm": "MiniMaxM3ForCausalLM",
     "kimik2forcausallm": "DeepseekV3ForCausalLM",
     "gemma3textmodel": "Gemma3ForCausalLM",
 }
