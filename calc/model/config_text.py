@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import warnings
 from typing import Any, Final
 
 from calc.errors import InputError
@@ -70,6 +71,8 @@ def _pasted(text: str | bytes) -> Any:
     if len(inner) > _LARGEST_PYTHON:
         return None
     try:
-        return ast.literal_eval(inner)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Python about literals that it reads all the same
+            return ast.literal_eval(inner)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None

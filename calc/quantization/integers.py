@@ -127,7 +127,9 @@ def mlx(fields: Fields, config: Mapping[str, Any]) -> Quantization:
     for key, names in same.items():
         rules.append(Rule(Modules(names, fields.where), schemes.mlx(*key)))
     rules += wide(Modules(kept, fields.where))
-    return Quantization("mlx", schemes.mlx(bits, size, mode), tuple(rules), EVERY | {"embedding"}, least_columns=size)
+    return Quantization(
+        "mlx", schemes.mlx(bits, size, mode), tuple(rules), EVERY | {"embedding"}, least_columns=max(size, 1)
+    )
 
 
 def eetq(fields: Fields, config: Mapping[str, Any]) -> Quantization:

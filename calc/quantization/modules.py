@@ -92,18 +92,24 @@ class Modules:
 
     def __init__(self, entries: Iterable[Any], field: str) -> None:
         listed = list(entries)
-        if not all(isinstance(entry, str) for entry in listed):
-            wrong = next(entry for entry in listed if not isinstance(entry, str))
+        if set(map(type, listed)) - {str}:
+            wrong = next(entry for entry in listed if type(entry) is not str)
             raise InputError.of(field, wrong, "it must be a list of module names")
-        plain = [entry for entry in listed if "*" not in entry and not entry.startswith("re:")]
-        others = [entry for entry in listed if "*" in entry or entry.startswith("re:")]
-        starts = [entry.rstrip("*").rstrip(".") for entry in others if _is_start(entry)]
+        names = frozenset(listed)
+        text = "\n".join(names)  # one search tells whether any of 100,000 names is a pattern
+        marked = "*" in text or "re:" in text
+        others = [entry for entry in listed if "*" in entry or entry[:3] == "re:"] if marked else []
         patterns = list(dict.fromkeys(entry for entry in others if not _is_start(entry)))
         if len(patterns) > MOST_PATTERNS:
             raise InputError(f"{field}: {len(patterns):,} patterns; at most {MOST_PATTERNS} are read", field)
-        self.exact = frozenset((*plain, *starts))
-        self.stems = tuple({found[1] for entry in self.exact if (found := _STEM.match(entry))})
-        self.words = tuple(entry for entry in self.exact if not _STEM.match(entry) and entry)
+        starts = {entry.rstrip("*").rstrip(".") for entry in others if _is_start(entry)}
+        self.exact = names - frozenset(others) | starts if others else names
+        heads = {entry.partition(".layers.")[0] for entry in self.exact}  # a name without layers is its own head
+        rest = [head for head in heads if head in self.exact]
+        stems = {f"{head}.layers": None for head in heads if head not in self.exact}
+        stems |= {found[1]: None for entry in rest if (found := _STEM.match(entry))}
+        self.stems = tuple(stems)
+        self.words = tuple(entry for entry in rest if entry and not _STEM.match(entry))
         made = [_pattern(entry) for entry in patterns]
         self.patterns = tuple(pattern for pattern in made if pattern)
         self.unread = tuple(entry for entry, pattern in zip(patterns, made, strict=True) if not pattern)

@@ -26,9 +26,8 @@ class Tensor:
         """Cells of a layer of (output, inputs)."""
         if self.flat:
             return ceil_div(output * inputs, self.flat)
-        return (ceil_div(output, self.rows) if self.rows else 1) * (
-            ceil_div(inputs, self.columns) if self.columns else 1
-        )
+        rows = ceil_div(output, self.rows) if self.rows > 0 else 1
+        return rows * (ceil_div(inputs, self.columns) if self.columns > 0 else 1)
 
     def latex(self, output: str, inputs: str) -> str:
         """The cells as a formula of the two sides' formulas; "" for one."""
@@ -40,7 +39,7 @@ class Tensor:
 
 def _side(side: str, size: int) -> str:
     if size <= 1:
-        return side if size else ""
+        return side if size == 1 else ""
     return rf"\lceil \frac{{{side}}}{{{size}}} \rceil"
 
 
@@ -162,6 +161,7 @@ def nvfp4(*, inputs: bool = True, size: int = 16) -> Scheme:
 
 def mlx(bits: int, size: int, mode: str) -> Scheme:
     """MLX: a 16-bit scale and a 16-bit bias for each group ("affine"), or a microscaling format's 8-bit scale."""
+    size = group(size)
     pair = (Tensor("scales", 16, 1, size), Tensor("biases", 16, 1, size))
     return Scheme(
         f"mlx-int{bits}" if mode == "affine" else mode,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Final
 
 from calc.errors import InputError
 from calc.sources.files import open_plain
-from calc.sources.safetensors import INDEX, LARGEST_INDEX, SINGLE, bad, shards_of
+from calc.sources.safetensors import INDEX, LARGEST_INDEX, SINGLE, bad, shards_named
 
 _POINTER: Final = re.compile(rb"version https://git-lfs\.github\.com/spec/v1\n(?:.*\n)*?size (\d{1,18})\n")
 _LARGEST: Final = 1024  # bytes of a pointer (https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md)
@@ -35,7 +34,7 @@ def absent_weights(path: Path) -> str | None:
         )
     with open_plain(path, LARGEST_INDEX) as (file, size):
         text = file.read(size)
-    shards = shards_of(text, str(path))
+    table, shards = shards_named(text, str(path))
     missing, pointers, total = 0, 0, 0
     for shard in shards:
         place = path.parent / shard
@@ -53,7 +52,7 @@ def absent_weights(path: Path) -> str | None:
         if pointers
         else []
     )
-    stated = json.loads(text).get("metadata")
+    stated = table.get("metadata")
     size_line = stated.get("total_size") if isinstance(stated, dict) else None
     if isinstance(size_line, float) and size_line.is_integer():
         size_line = int(size_line)

@@ -137,18 +137,28 @@ def read_file(path: Path) -> tuple[StoredTensor, ...]:
     return parse_header(header, size, str(path))
 
 
-def shards_of(text: bytes, where: str) -> dict[str, list[str]]:
-    """The tensors' names by shard, from an index. A shard is a plain name beside the index: nothing leads elsewhere."""
-    weight_map = _object(text, where).get("weight_map")
+def shards_named(text: bytes, where: str) -> tuple[dict[str, Any], list[str]]:
+    """An index, and the shards that it names, in its order. A shard is a plain name in the index's folder: nothing leads elsewhere."""
+    table = _object(text, where)
+    weight_map = table.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise bad(where, "it has no weight_map, so it is not the index of safetensors files")
-    shards: dict[str, list[str]] = {}
-    for name, shard in weight_map.items():
-        if not isinstance(shard, str) or not shard.endswith(".safetensors") or set(shard) & {"/", "\\", "\0"}:
-            raise bad(where, f"shard {str(shard)[:80]!r} must be the name of a .safetensors file beside the index")
-        shards.setdefault(shard, []).append(name)
+    shards = list({shard: None for shard in weight_map.values() if isinstance(shard, str)})
+    wrong = next((shard for shard in weight_map.values() if not isinstance(shard, str)), "")
+    for shard in (*shards, *((str(wrong),) if wrong != "" else ())):
+        if not shard.endswith(".safetensors") or set(shard) & {"/", "\\", "\0"}:
+            raise bad(where, f"shard {shard[:80]!r} must be the name of a .safetensors file in the folder of the index")
     if len(shards) > MOST_SHARDS:
         raise bad(where, f"it names {len(shards):,} shards; at most {MOST_SHARDS:,} are read")
+    return table, shards
+
+
+def shards_of(text: bytes, where: str) -> dict[str, list[str]]:
+    """The tensors' names by shard, from an index."""
+    table, names = shards_named(text, where)
+    shards: dict[str, list[str]] = {shard: [] for shard in names}
+    for name, shard in table["weight_map"].items():
+        shards[shard].append(name)
     return shards
 
 
