@@ -20,7 +20,7 @@ from tests.pages.ports import free_port, until_healthy
 ROOT = Path(__file__).parents[2]
 _FLAGS = """--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
 --disable-component-update --disable-sync --disable-dev-shm-usage""".split()
-PATIENCE = 20_000  # milliseconds that a page may take on a busy machine before a test gives up
+PATIENCE = 60_000  # milliseconds that a page may take on a busy machine before a test gives up
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +41,25 @@ class Server:
         return Path(f"/proc/{self.pid}/maps").read_text()
 
 
+def user_environment() -> dict[str, str]:
+    """This process's environment as a user has it: compiled modules are kept."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 @contextlib.contextmanager
-def serve(wait: bool = True) -> Iterator[Server]:
-    """Start the app and, unless `wait` is False, wait until it answers; end it afterwards, with all that it started."""
+def serve(script: Path | None = None) -> Iterator[Server]:
+    """Start the app, or another `script`, and wait until it answers; end it afterwards, with all that it started."""
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with log.open("w") as out:
-            command = [sys.executable, "-m", "streamlit", "run", "app.py", "--server.port", str(port)]
-            process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+            command = [sys.executable, "-m", "streamlit", "run", str(script or "app.py"), "--server.port", str(port)]
+            process = subprocess.Popen(
+                command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, env=user_environment()
+            )
         try:
             server = Server(f"http://localhost:{port}", process.pid, log)
-            if wait:
-                until_healthy(server.url, process, log)
+            until_healthy(server.url, process, log)
             yield server
         finally:
             with contextlib.suppress(ProcessLookupError):
