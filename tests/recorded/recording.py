@@ -56,7 +56,7 @@ class Recording:
             return _plain(make())
         if entry is None or entry["made_by"] != made_by:
             fault = "holds nothing of" if entry is None else "was made by other code, inputs or versions for"
-            pytest.fail(f"{self.path.relative_to(ROOT)} {fault} '{key}': run `make record`", pytrace=False)
+            pytest.fail(f"tests/recorded/{self.path.name} {fault} '{key}': run `make record`", pytrace=False)
         if settings["recorded"] == "all" or (settings["recorded"] == "sample" and key in self.sampled):
             found = _plain(make())
             assert found == entry["result"], f"{self.path.name}: '{key}' run again differs from its recording"
