@@ -56,7 +56,7 @@ check: $(VENV)/.measuring-ready
 	$(MAKE) --no-print-directory types
 
 types: $(VENV)/.measuring-ready
-	$(PY) -m mypy --strict calc kernels measure pages app.py tests/conftest.py tests/requirements.py tests/recorded/*.py
+	$(PY) -m mypy --strict calc kernels measure pages app.py
 
 bench: $(VENV)/.measuring-ready $(VENV)/.browser-ready
 	$(PY) -m tests.bench
