@@ -101,7 +101,10 @@ def _cell(key: str, value: object) -> str:
         return "unknown"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    unit = next((unit for ending, unit in _UNITS if key.endswith(ending)), "FLOPs" if "flops" in key else "")
+    unit = next(
+        (unit for ending, unit in _UNITS if key.endswith(ending)),
+        "FLOPs" if "flops" in key and "tflops" not in key else "",
+    )
     if unit and isinstance(value, int | float):
         shown = show_value(value, unit)
         return f"{shown} ({value:,})" if isinstance(value, int) and abs(value) > 1023 else shown

@@ -238,8 +238,9 @@ def _check(plan: TimePlan, spec: ModelSpec) -> None:
     if plan.ep > 1 and not experts:
         raise InputError.of("ep", plan.ep, f"{spec.name} has no experts, so it must be 1")
     for moe in experts:
-        if moe.num_experts % plan.ep:
-            raise InputError(f"ep ({plan.ep}) must divide num_experts ({moe.num_experts})", "ep")
+        if moe.num_experts % plan.expert_ranks:
+            times = f" * tp ({plan.ep} * {plan.tp})" if plan.ep_over_tp else f" ({plan.ep})"
+            raise InputError(f"ep{times} must divide num_experts ({moe.num_experts})", "ep")
     for kind in spec.layers.kinds:
         heads = getattr(kind.mixer, "num_attention_heads", plan.tp)
         if heads % plan.tp:

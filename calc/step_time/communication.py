@@ -45,7 +45,7 @@ def layer_communication(
         behind = seconds.input_gradient.families.get("attention", 0.0)
         forward["context"], backward["context"] = max(0.0, ring - core), max(0.0, 2 * ring - behind)
         hidden += min(ring, core) + min(2 * ring, behind)
-    if plan.ep > 1 and isinstance(operations.kind.feed_forward, MoE):
+    if plan.expert_ranks > 1 and isinstance(operations.kind.feed_forward, MoE):
         exchange = _experts(operations.kind.feed_forward, plan, network, sharding)
         again = exchange if plan.recompute == "full" else 0.0
         forward["expert"], backward["expert"] = exchange, exchange + again
@@ -55,7 +55,10 @@ def layer_communication(
 def _tensor(operations: LayerOperations, plan: TimePlan, network: Network, sharding: Sharding) -> tuple[float, float]:
     """Exposed and hidden seconds of one direction: an all-gather and a reduce-scatter around each block, or an all-reduce."""
     layer = operations.kind
-    blocks = len(layer.mixers) + (layer.feed_forward is not None) + (layer.cross is not None)
+    exchanged = plan.ep_over_tp and isinstance(
+        layer.feed_forward, MoE
+    )  # its rows go from the divided sequence to the experts
+    blocks = len(layer.mixers) + (layer.feed_forward is not None and not exchanged) + (layer.cross is not None)
     hidden = next((norm.size.size for norm in layer.norms), 0)
     size = 2.0 * sharding.tokens * hidden
     if plan.sharded_sequence:
@@ -78,9 +81,9 @@ def _experts(moe: MoE, plan: TimePlan, network: Network, sharding: Sharding) -> 
     """Dispatch and combine: each token goes to its experts' ranks and comes back."""
     copies = float(moe.num_experts_per_tok)
     if plan.ep_dispatch == "fused":  # a token goes once to each rank that holds any of its experts
-        copies = plan.ep * (1 - (1 - 1 / plan.ep) ** moe.num_experts_per_tok)
+        copies = plan.expert_ranks * (1 - (1 - 1 / plan.expert_ranks) ** moe.num_experts_per_tok)
     size = 2.0 * sharding.between * moe.hidden_size * copies * plan.expert_skew
-    return 2 * network.seconds("all_to_all", size, plan.ep, plan.tp)
+    return 2 * network.seconds("all_to_all", size, plan.expert_ranks, 1 if plan.ep_over_tp else plan.tp)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,15 +35,17 @@ _KERNELS: Final[Mapping[str, str]] = {
 # Attention's rate over the tables' (FlashAttention-3 on Hopper, FlashAttention-2 on Ampere, the engines' own on Blackwell), by the
 # first figure of the compute capability. Hopper, head size 128, 16k tokens: FlashAttention-3 648, cuDNN 595, FlashAttention-2 370
 # TFLOP/s (FlashAttention-3, arXiv 2407.08608, figure 5). FlashAttention-1 has half of FlashAttention-2's rate (arXiv 2307.08691,
-# abstract: "around 2x").
+# abstract: "around 2x"), its Triton kernel 1/1.8 (the same, section 4.1: 1.3 to 2.5 times).
 _ATTENTION: Final[Mapping[tuple[str, str], float]] = {
     ("9", "flash-3"): 1.0,
     ("9", "cudnn"): 595 / 648,
     ("9", "flash-2"): 370 / 648,
     ("9", "flash-1"): 370 / 648 / 2,
+    ("9", "flash-triton"): 370 / 648 / 1.8,
     ("8", "flash-2"): 1.0,
     ("8", "cudnn"): 1.0,
     ("8", "flash-1"): 1 / 2,
+    ("8", "flash-triton"): 1 / 1.8,
 }
 # Backward: 2.5 times the FLOPs (five products for two), at this share of the forward's rate: 561 of 648 TFLOP/s by
 # FlashAttention-3, 516 of 595 by cuDNN, 322 of 370 by FlashAttention-2 (arXiv 2407.08608, figures 5 and 6).

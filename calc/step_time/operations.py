@@ -25,6 +25,7 @@ class Sharding:
     ep: int = 1
     sequence_parallel: bool = False
     joins_projections: bool = False  # one product for query, key and value, and one for gate and up
+    whole_experts: bool = False  # ep · tp ranks share the experts, which tp does not divide
 
     @property
     def between(self) -> int:
@@ -133,14 +134,17 @@ def _products(part: Part, layer: Layer, sharding: Sharding) -> Iterator[Gemm]:
             continue
         n, k = weight.shape[0].size, prod(dimension.size for dimension in weight.shape[1:])
         tokens = sharding.tokens
-        if weight.split in (Split.OUTPUT, Split.KV, Split.VOCAB):
+        whole = part.expert and sharding.whole_experts
+        if whole:
+            pass
+        elif weight.split in (Split.OUTPUT, Split.KV, Split.VOCAB):
             n = ceil_div(n, sharding.tp)
         elif weight.split == Split.INPUT:
             k = ceil_div(k, sharding.tp)
         else:
             tokens = sharding.between  # a copied weight works on the rank's own part of the sequence
         if part.expert and moe:
-            groups = part.copies // sharding.ep
+            groups = max(1, part.copies // (sharding.ep * (sharding.tp if whole else 1)))
             each = ceil_div(sharding.tokens * moe.num_experts_per_tok * sharding.ep, part.copies)
             yield Gemm(weight.name, each, n, k, groups, part.name, weight.module)
         else:

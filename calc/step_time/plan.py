@@ -12,7 +12,7 @@ from calc.quantities import whole_number
 from calc.training import TrainingPlan
 
 Format = Literal["bf16", "fp16", "fp32", "fp8", "fp8-block", "mxfp8", "nvfp4"]
-AttentionKernel = Literal["flash-1", "flash-2", "flash-3", "cudnn", "unfused"]
+AttentionKernel = Literal["flash-1", "flash-triton", "flash-2", "flash-3", "cudnn", "unfused"]
 CudaGraphs = Literal["none", "attention", "full"]
 
 RECOMPUTABLE = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
@@ -53,6 +53,10 @@ class TimePlan(TrainingPlan):
     ep_dispatch: Literal["all-to-all", "fused"] = Field(
         "all-to-all",
         description="experts' exchange: NCCL's with permutations of their own, or one kernel (DeepEP, HybridEP)",
+    )
+    ep_over_tp: bool = Field(
+        False,
+        description="experts stay whole, and ep · tp ranks share them (Megatron's expert tensor parallelism of 1); else tp divides each",
     )
     expert_kernels: Literal["separate", "grouped", "fused"] | None = Field(
         None,
@@ -133,6 +137,11 @@ class TimePlan(TrainingPlan):
         return "cudnn" if self.implementation == "fused" else "flash-2"
 
     @property
+    def expert_ranks(self) -> int:
+        """Ranks that exchange tokens for their experts."""
+        return self.ep * self.tp if self.ep_over_tp else self.ep
+
+    @property
     def expert_program(self) -> Literal["separate", "grouped", "fused"]:
         """How experts' products run."""
         if self.expert_kernels is not None:
@@ -159,8 +168,8 @@ class TimePlan(TrainingPlan):
         """Fields that change nothing beside the others, each with the reason. Memory alone is `train`'s question."""
         reasons = dict(super().idle)
         if not self.tp > 1:
-            reasons["tp_overlap"] = "tp is 1"
-        if self.ep == 1:
+            reasons |= dict.fromkeys(("tp_overlap", "ep_over_tp"), "tp is 1")
+        if self.expert_ranks == 1:
             reasons |= {"ep_dispatch": "ep is 1"}
         for name in ("context_mib", "nccl_mib", "workspace_mib", "fragmentation_percent"):
             reasons[name] = "it is memory beside the step's tensors, which takes no time"

@@ -75,8 +75,15 @@ class Step:
         self.network: Network = network(
             gpu, plan.times, plan.gpus, plan.gpus_per_node, plan.intra_GBps, plan.inter_GBps
         )
-        joins = plan.implementation == "fused"
-        self.sharding = Sharding(plan.tokens_of_rank, plan.tp, plan.cp, plan.ep, plan.sharded_sequence, joins)
+        self.sharding = Sharding(
+            plan.tokens_of_rank,
+            plan.tp,
+            plan.cp,
+            plan.ep,
+            plan.sharded_sequence,
+            joins_projections=plan.implementation == "fused",
+            whole_experts=plan.ep_over_tp,
+        )
         self.timer = LayerTimer(gpu, plan, self.kernels, self.sharding)
 
     @cached_property
@@ -201,16 +208,17 @@ class Step:
             one for part in (layers, ends) for one in (part.input_gradient, part.weight_gradient, part.again)
         )
 
-        def late(passes: tuple[Seconds, ...], work: float) -> float:
+        def late(passes: tuple[Seconds, ...], work: float, sent: float) -> float:
             others = each * of_others * sum(one.kernels for one in passes)
             own = each * of_experts * sum(one.expert_kernels for one in passes)
-            # the host learns how many rows each expert has by waiting for the device: it cannot launch their kernels ahead
-            waited = max(0.0, own - sum(one.families.get("experts", 0.0) for one in passes))
-            return max(waited, others + own - work)
+            # the host learns how many rows each expert has by waiting for the device: it cannot launch their kernels ahead, only while
+            # rows travel and experts work
+            waited = own - sum(one.families.get("experts", 0.0) for one in passes) - sent
+            return max(0.0, waited, others + own - work - sent)
 
         behind = sum(exposed.values()) - ahead
-        late_forward = max(0.0, late(ahead_passes, work_forward + ahead))
-        return late_forward, late_forward + max(0.0, late(back_passes, work_backward + behind))
+        late_forward = late(ahead_passes, work_forward, ahead)
+        return late_forward, late_forward + late(back_passes, work_backward, behind)
 
     @cached_property
     def busiest(self) -> RankSeconds:

