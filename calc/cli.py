@@ -33,7 +33,7 @@ _CALIBRATED = ("off", "point", "bound")
 _CALIBRATED_HELP = (
     "use what `python -m measure` found on this GPU: its medians (point) or its careful ends (bound) (default: off)"
 )
-_SUGGEST_HELP = "also say which changes would make it fit, how large it may get, and what a checkpoint takes"
+_SUGGEST_HELP = "also say which changes would make it fit, how large it may get, and what else helps to go on"
 
 
 def run(argv: Sequence[str]) -> str:

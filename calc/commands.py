@@ -85,7 +85,14 @@ _TABLE = (
         "train",
         suggests="train_and_suggest",
     ),
-    Command("serve", "KV cache, weights and what fits when serving", "calc.serving", "ServingPlan", "serve"),
+    Command(
+        "serve",
+        "KV cache, weights and what fits when serving",
+        "calc.serving",
+        "ServingPlan",
+        "serve",
+        suggests="serve_and_suggest",
+    ),
     Command(
         "simulate",
         "a stream of requests through replicas: tail latencies, waste, fleets",

@@ -7,11 +7,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from calc.serving.advice import ServingSuggestions, serve_and_suggest
     from calc.serving.answer import ServingAnswer, serve
     from calc.serving.plan import ServingPlan
 
-__all__ = ["ServingAnswer", "ServingPlan", "serve"]
-_PLACES = {"ServingAnswer": "answer", "ServingPlan": "plan", "serve": "answer"}
+__all__ = ["ServingAnswer", "ServingPlan", "ServingSuggestions", "serve", "serve_and_suggest"]
+_PLACES = {
+    "ServingAnswer": "answer",
+    "ServingPlan": "plan",
+    "ServingSuggestions": "advice",
+    "serve": "answer",
+    "serve_and_suggest": "advice",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -104,12 +104,19 @@ class ServingAnswer:
         }
 
 
-def serve(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None = None) -> ServingAnswer:
-    """Memory and speed of serving a model.
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """The bytes of a plan, before they are laid out: its formats settled, weights, cache, the load of each stage, and the room."""
 
-    The budget of the cache is GPU memory x utilisation - weights - activations, unless `plan.kv_memory_gib` states it. InputError
-    when the layout does not divide the model, or for an engine whose rules are not known here.
-    """
+    plan: ServingPlan
+    stored: StoredWeights
+    cache: Cache
+    placement: Placement | None
+    stages: tuple[Load, ...]
+    capacity: Capacity
+
+
+def _memory(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None) -> _Memory:
     if plan.engine not in ENGINES:
         raise InputError.of("engine", plan.engine, f"the engines whose rules are known here: {', '.join(ENGINES)}")
     spec.must_read_text()
@@ -120,9 +127,25 @@ def serve(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None = None) -> Serving
     engine = ENGINES[plan.engine]
     placement = engine.place(spec, plan, gpu, stored, cache) if engine.place else None
     stages = loads(spec, plan, gpu, stored, cache, engine.parts, placement)
+    return _Memory(plan, stored, cache, placement, stages, engine.capacity(plan, gpu, cache, stages))
+
+
+def capacity_of(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None = None) -> Capacity:
+    """What fits, without the breakdown and the times of `serve`. InputError as there."""
+    return _memory(spec, plan, gpu).capacity
+
+
+def serve(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None = None) -> ServingAnswer:
+    """Memory and speed of serving a model.
+
+    The budget of the cache is GPU memory x utilisation - weights - activations, unless `plan.kv_memory_gib` states it. InputError
+    when the layout does not divide the model, or for an engine whose rules are not known here.
+    """
+    memory = _memory(spec, plan, gpu)
+    plan, stored, cache, placement = memory.plan, memory.stored, memory.cache, memory.placement
+    stages, capacity = memory.stages, memory.capacity
     host = host_memory(spec, plan, stored, cache, placement)
     most = max(stages, key=lambda load: load.total(plan.concurrency))
-    capacity = engine.capacity(plan, gpu, cache, stages)
     block = capacity.block_size or plan.block_size
     cached = plan.context if spec.generates else 0
     blocks = ceil_div(cached, block)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 from calc.hardware import Gpu
 from calc.serving.cache import Cache
@@ -49,10 +50,16 @@ UTILIZATION = 0.92  # vLLM's of today, for want of an engine's own
 def limit_of(plan: ServingPlan, gpu: Gpu | None, utilization: float = UTILIZATION) -> int | None:
     """memory x utilisation (as given, or `utilization`), or what the plan states for the cache alone."""
     if plan.kv_memory_gib is not None:
-        return int(Fraction(str(plan.kv_memory_gib)) * GiB)
+        return int(_exact(plan.kv_memory_gib) * GiB)
     if gpu is None or gpu.memory_bytes is None:
         return None
-    return int(Fraction(str(plan.utilization(utilization))) * usable_bytes(gpu, gpu.memory_bytes))
+    return int(_exact(plan.utilization(utilization)) * usable_bytes(gpu, gpu.memory_bytes))
+
+
+@lru_cache(maxsize=256)
+def _exact(value: float) -> Fraction:
+    """The decimal number that was written, and not its nearest binary one."""
+    return Fraction(str(value))
 
 
 _WORKING_SET = ((36 * GB, Fraction(2, 3)), (1 << 60, Fraction(3, 4)))  # memory up to which, Metal's share of it

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from calc.breakdown import Component, Formula
 from calc.hardware import Gpu
 from calc.serving.plan import ServingPlan
@@ -13,6 +15,7 @@ _URL = "https://github.com/vllm-project/vllm"
 _LARGEST = 512
 
 
+@cache
 def captured_sizes(most: int) -> tuple[int, ...]:
     """The sizes that are captured up to `most`: 1, 2, 4, then every 8 below 256 and every 16 from there (vllm/config/vllm.py)."""
     sizes = (1, 2, 4, *range(8, 256, 8), *range(256, _LARGEST + 1, 16))
