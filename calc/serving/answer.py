@@ -19,6 +19,8 @@ from calc.serving.plan import ServingPlan, check_layout
 from calc.serving.speed.estimate import speed
 from calc.serving.speed.roofline import Speed
 from calc.serving.stages import Load, Placement, loads
+from calc.serving.vllm.startup_lines import startup_lines
+from calc.serving.vllm.versions import TOPICS, version
 from calc.serving.weights import StoredWeights, stored_weights
 from calc.units import GiB, ceil_div
 
@@ -64,6 +66,32 @@ class ServingAnswer:
     speed: Speed
     notes: tuple[str, ...]
 
+    @property
+    def startup_lines(self) -> tuple[str, ...]:
+        """What the engine prints at start-up, with these figures; () for an engine whose lines are not written here."""
+        if self.plan.engine != "vllm":
+            return ()
+        reserved = {part.name: int(part.total) for part in self.reserved}
+        memory = self.gpu.memory_bytes if self.gpu else None
+        return startup_lines(self.plan, memory, self.weights_bytes, self.activation_bytes, reserved, self.capacity)
+
+    @property
+    def constants(self) -> list[dict[str, Any]]:
+        """The engine's constants at this version, each with its first version and its source; [] where it has no table."""
+        if self.plan.engine != "vllm":
+            return []
+        at = [(topic, topic.at(version(self.plan.engine_version))) for topic in TOPICS]
+        return [
+            {
+                "name": topic.name,
+                "meaning": topic.meaning,
+                "value": change.value,
+                "since": ".".join(map(str, change.since)),
+                "source": change.source,
+            }
+            for topic, change in at
+        ]
+
     def as_json(self) -> dict[str, Any]:
         """The answer with the keys of `python -m calc serve`."""
         return {
@@ -98,6 +126,8 @@ class ServingAnswer:
             "tokens_per_s": self.speed.tokens_per_s,
             "bound": self.speed.bound,
             **self.speed.as_json(),
+            "startup_lines": list(self.startup_lines),
+            "constants": self.constants,
             "components": self.breakdown.components(),
             "assumptions": list(self.spec.assumptions),
             "notes": list(self.notes),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from calc.breakdown import Breakdown, Component
@@ -179,3 +181,29 @@ def test_compressed_attention_is_refused():
 def test_it_is_told_where_vllm_may_keep_a_recurrence_in_fewer_bits(model: str, engine: str, told: bool):
     notes = serve(load(model), ServingPlan(engine=engine)).notes
     assert any("mamba-ssm-cache-dtype" in note for note in notes) is told
+
+
+def test_the_predicted_lines_are_those_of_the_log():
+    """The start-up of Llama-3.1-8B on an H100 of 79.19 GiB with vLLM 0.19.0, to the last digit but two of the tokens."""
+    card = replace(gpu("h100-sxm-80gb"), memory_bytes=int(79.19 * GiB))
+    plan = ServingPlan(engine="vllm", engine_version="0.19", context=8192, gpu_memory_utilization=0.95)
+    assert serve(load("meta-llama-3.1-8b"), plan, card).startup_lines == (
+        "Model loading took 14.99 GiB memory",
+        "Available KV cache memory: 58.11 GiB",
+        "GPU KV cache size: 476,000 tokens",
+        "Maximum concurrency for 8,192 tokens per request: 58.11x",
+    )
+
+
+def test_the_lines_refuse_as_vllm_does():
+    lines = on(
+        "rtx-3090-24gb", gpu_memory_utilization=0.9, context=29_000, max_batched_tokens=29_000, engine_version="0.6"
+    ).startup_lines
+    assert lines[-1].startswith("ValueError: To serve at least one request")
+    assert "3.54 GiB KV cache is needed" in lines[-1]
+
+
+def test_every_constant_names_its_version_and_source():
+    constants = on("h100-sxm-80gb", engine_version="0.19").constants
+    assert {row["name"] for row in constants} >= {"sampler_bytes", "non_torch_one_gpu", "graphs_counted"}
+    assert all(row["since"] and row["source"] for row in constants)
