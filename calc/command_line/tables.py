@@ -29,7 +29,9 @@ def formatted(answer: Answer, form: str) -> str:
     header, stored, reasons = _stored(data.get("stored"))
     fixes = [_fix(row) for row in data.get("fixes", ())]
     remarks = [
-        f"{key}: {text}" for key in ("calibration", "assumptions", "notes", "unread", "startup_lines") for text in data.get(key, ())
+        f"{key}: {text}"
+        for key in ("calibration", "assumptions", "notes", "unread", "startup_lines")
+        for text in data.get(key, ())
     ]
     if form == "markdown":
         tables = [markdown(("quantity", "value"), summary), markdown(("path", unit, ""), parts)]

@@ -19,6 +19,7 @@ from calc.serving.plan import ServingPlan, check_layout
 from calc.serving.speed.estimate import speed
 from calc.serving.speed.roofline import Speed
 from calc.serving.stages import Load, Placement, loads
+from calc.serving.vllm.extras import draft_layers
 from calc.serving.vllm.startup_lines import startup_lines
 from calc.serving.vllm.versions import TOPICS, version
 from calc.serving.weights import StoredWeights, stored_weights
@@ -156,7 +157,8 @@ def _memory(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None) -> _Memory:
     cache = cache_of(spec, plan)
     engine = ENGINES[plan.engine]
     placement = engine.place(spec, plan, gpu, stored, cache) if engine.place else None
-    stages = loads(spec, plan, gpu, stored, cache, engine.parts, placement)
+    drafted = draft_layers(spec, plan) if plan.engine == "vllm" else 0
+    stages = loads(spec, plan, gpu, stored, cache, engine.parts, placement, drafted)
     return _Memory(plan, stored, cache, placement, stages, engine.capacity(plan, gpu, cache, stages))
 
 
@@ -305,6 +307,13 @@ def _notes(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, pace: Speed, sto
     elif gpu.memory_is_estimate:
         notes.append(f"memory of {gpu.name}: {gpu.memory_note}")
     notes += spec.beyond_positions("context", plan.context)
+    if plan.engine == "vllm" and any(tower.name == "picture_layers" for tower in spec.towers):
+        notes.append(
+            "vLLM has this class from 0.6 to 0.10 alone, and profiles its encoder on a picture for each of max_seqs sequences, whose peak "
+            "is not computed here: a log of 128 sequences says 36.63 GiB (vllm#12126); state yours by --activation-gib"
+        )
+    if plan.engine == "vllm" and gpu and plan.weights == "fp8" and gpu.lacks("fp8"):
+        notes.append(f"{gpu.lacks('fp8')}: vLLM keeps the weights in fp8 and computes in 16 bits (Marlin, weight-only)")
     if plan.dp > 1:
         notes.append(
             f"each of the {plan.dp} data-parallel ranks serves its own requests: the cache's figures are of one rank"

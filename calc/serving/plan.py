@@ -58,6 +58,9 @@ _ENGINE_FIELDS = {
     "stream_steps": ("tensorrt-llm",),
     "enforce_eager": ("vllm",),
     "images": ("vllm",),
+    "lora_slots": ("vllm",),
+    "lora_rank": ("vllm",),
+    "draft": ("vllm",),
     "async_scheduling": ("vllm",),
     "prefix_caching": ("vllm",),
     "non_torch_gib": ("vllm",),
@@ -122,6 +125,13 @@ class ServingPlan(SpeedOptions):
     )
     prefix_caching: bool = Field(
         True, description="vLLM: keep prefixes; a recurrent layer then holds two blocks a request"
+    )
+    lora_slots: int | None = Field(
+        None, ge=1, le=4096, description="vLLM: adapters that may serve at once (max_loras); left out: LoRA is off"
+    )
+    lora_rank: int = Field(16, ge=1, le=1024, description="vLLM: the largest rank of an adapter (max_lora_rank)")
+    draft: Literal["none", "ngram", "eagle", "mtp"] = Field(
+        "none", description="vLLM: who drafts for speculative decoding, with its weights and cache"
     )
     overhead_gib: float | None = Field(
         None,

@@ -26,6 +26,7 @@ class Load:
     sequence: int
     activations: tuple[Component, ...]
     reserved: tuple[Component, ...] = ()
+    draft_layers: int = 0  # of a draft, whose cache shares the pool
 
     @property
     def reserved_bytes(self) -> int:
@@ -81,8 +82,9 @@ def loads(
     cache: Cache,
     parts: Parts,
     placement: Placement | None = None,
+    drafted: int = 0,
 ) -> tuple[Load, ...]:
-    """The load of every stage: the layers in even shares, or as an engine places them."""
+    """The load of every stage: the layers in even shares, or as an engine places them. The last has `drafted` layers of a draft."""
     stages = _stages(spec, stored, plan.pp)
     if placement:
         stages = tuple(
@@ -93,7 +95,8 @@ def loads(
     for stage, (layers, counts, weights) in enumerate(stages):
         activations, reserved = parts(spec, plan, gpu, layers)
         sequence = cache.sequence_bytes(counts, plan.context)
-        found.append(Load(stage, layers, counts, weights, sequence, activations, reserved))
+        of_draft = drafted if stage == len(stages) - 1 else 0
+        found.append(Load(stage, layers, counts, weights, sequence, activations, reserved, of_draft))
     return tuple(found)
 
 

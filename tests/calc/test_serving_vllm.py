@@ -13,6 +13,7 @@ from calc.hardware import gpu
 from calc.model.config import from_config
 from calc.serving import ServingPlan, serve
 from calc.serving.vllm.graphs import captured_sizes
+from calc.serving.vllm.step import step_limits
 from calc.units import GiB, KiB, MiB
 from tests.latex import assert_formulas_hold
 
@@ -207,3 +208,32 @@ def test_every_constant_names_its_version_and_source():
     constants = on("h100-sxm-80gb", engine_version="0.19").constants
     assert {row["name"] for row in constants} >= {"sampler_bytes", "non_torch_one_gpu", "graphs_counted"}
     assert all(row["since"] and row["source"] for row in constants)
+
+
+def test_lora_slots_are_pairs_for_every_linear_layer():
+    """Llama-3.1-8B, four slots of rank 16: A over the inputs and B over the outputs of seven projections in 32 layers."""
+    h, kv, f = 4096, 1024, 14_336
+    width = 32 * (2 * (h + h) + 2 * (h + kv) + 3 * (h + f))
+    assert parts(on("h100-sxm-80gb", lora_slots=4))["lora_slots"] == 2 * 4 * 16 * width
+
+
+def test_a_draft_brings_weights_and_a_layer_of_cache():
+    alone, eagle = on("h100-sxm-80gb", kv_memory_gib=33), on("h100-sxm-80gb", kv_memory_gib=33, draft="eagle")
+    assert parts(eagle)["draft_weights"] == 2 * (218_112_000 + 3 * 4096**2)
+    assert eagle.capacity.blocks == 33 * GiB // (16 * 131_072 * 33 // 32)
+    assert alone.capacity.blocks == 33 * GiB // (16 * 131_072)
+    assert "draft_weights" not in parts(on("h100-sxm-80gb", draft="ngram"))
+    assert parts(on("h200-141gb", "deepseek-v3", tp=8, draft="mtp"))["draft_weights"] > 2 * GiB
+    with pytest.raises(InputError, match="no prediction layers"):
+        on("h100-sxm-80gb", draft="mtp")
+
+
+def test_the_first_engine_takes_a_whole_context_in_one_step():
+    """Before 0.8, and before 0.11 on cards below compute capability 8.0."""
+    assert step_limits(ServingPlan(engine_version="0.6", context=20_000), gpu("rtx-3090-24gb")) == (20_000, 256)
+    assert step_limits(ServingPlan(engine_version="0.6", context=40_000), gpu("rtx-3090-24gb")) == (512, 256)
+    assert step_limits(ServingPlan(engine_version="0.10", context=20_000), gpu("t4-16gb")) == (20_000, 256)
+    assert step_limits(ServingPlan(engine_version="0.10", context=20_000), gpu("rtx-3090-24gb")) == (2048, 256)
+    assert step_limits(ServingPlan(), gpu("b200-180gb")) == (16_384, 1024)
+    assert step_limits(ServingPlan(engine_version="0.8"), gpu("a100-sxm-80gb")) == (8192, 1024)
+    assert step_limits(ServingPlan(), gpu("a100-sxm-80gb")) == (2048, 256)

@@ -26,7 +26,8 @@ def vllm(plan: ServingPlan, gpu: Gpu | None, cache: Cache, loads: tuple[Load, ..
     in_flight = batches * step_limits(plan, gpu)[0]
     rooms: list[tuple[int, Pool]] = []
     for load in loads:
-        kinds, budget = kinds_of(cache, load.counts), budget_of(plan, gpu, load, share)
+        counts = _with_draft(load.counts, cache, load.draft_layers)
+        kinds, budget = kinds_of(cache, counts), budget_of(plan, gpu, load, share)
         if kinds and budget is not None:
             rooms.append((budget, pool_of(kinds, plan, in_flight)))
     if not rooms:
@@ -46,3 +47,14 @@ def vllm(plan: ServingPlan, gpu: Gpu | None, cache: Cache, loads: tuple[Load, ..
         pool.request_blocks,
         pool.block_size,
     )
+
+
+def _with_draft(counts: tuple[int, ...], cache: Cache, drafted: int) -> tuple[int, ...]:
+    """The layers of each kind with a draft's beside them, which keep all tokens as the target's fullest kind does."""
+    if not drafted:
+        return counts
+    full = [
+        at for at, kind in enumerate(cache.kinds) if counts[at] and kind and not any(t.most or t.fixed for t in kind)
+    ]
+    at = full[-1] if full else len(counts) - 1
+    return (*counts[:at], counts[at] + drafted, *counts[at + 1 :])

@@ -8,6 +8,7 @@ from calc.model.feed_forward import MoE
 from calc.model.mixers import Attention, LatentAttention
 from calc.model.spec import ModelSpec
 from calc.serving.plan import ServingPlan
+from calc.serving.vllm.extras import draft_weights, lora_slots
 from calc.serving.vllm.graphs import graphs
 from calc.serving.vllm.step import step_limits
 from calc.serving.vllm.versions import (
@@ -33,6 +34,7 @@ def reserved(
         return (Component("overhead", value, formula=formula, numbers={"o": value}),)
     number = version(plan.engine_version)
     parts = [_non_torch(plan, gpu), *_rotary(spec), *_padding(spec, plan, layers)]
+    parts += [*lora_slots(spec, plan, layers), *(draft_weights(spec, plan) if last else ())]
     bits = int(SAMPLER_STATE.at(number).value)
     if bits and last and spec.has_head:
         sequences = step_limits(plan, gpu)[1]

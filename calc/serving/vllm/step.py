@@ -27,7 +27,7 @@ def step_limits(plan: ServingPlan, gpu: Gpu | None) -> tuple[int, int]:
     if gpu and ((gpu.name.startswith("a100") and number >= (0, 9)) or gpu.name.startswith("gb10")):
         memory = 0
     tokens, sequences = next((t, s) for since, least, t, s in _LIMITS if number >= since and memory >= least)
-    if is_v0(number):
+    if is_v0(number, gpu.compute_capability if gpu else None):
         since, chunk, earlier = _CHUNK_OF_V0
         tokens = max(plan.context, 2048) if plan.context <= _LONG else chunk if number >= since else earlier
     tokens = plan.max_batched_tokens or tokens

@@ -188,6 +188,10 @@ def version(text: str | None) -> tuple[int, int]:
     return found
 
 
-def is_v0(number: tuple[int, int]) -> bool:
-    """Whether the first engine runs by default: without chunked prefill, and with logits on the first rank alone."""
-    return number < (0, 8)
+def is_v0(number: tuple[int, int], compute_capability: str | None = None) -> bool:
+    """Whether the first engine runs: without chunked prefill. The second is the default from 0.8 on, but not on cards below compute
+    capability 8.0, which it does not run on (vllm/engine/arg_utils.py, 0.8.5); from 0.11 on it is the only one."""
+    if number < (0, 8):
+        return True
+    old = compute_capability is not None and int(compute_capability.split(".")[0]) < 8
+    return number < (0, 11) and old
