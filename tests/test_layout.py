@@ -360,7 +360,7 @@ PUBLIC = {  # what measure and pages may rely on
     "calc.pipeline": (
         "SCHEDULES ClosedForm Event PipelineAnswer PipelinePlan Schedule check_layout in_flight simulate weight_versions"
     ),
-    "calc.serving": "ServingAnswer ServingPlan serve",
+    "calc.serving": "ServingAnswer ServingPlan ServingSuggestions serve serve_and_suggest",
     "calc.training": "Suggested TrainingAnswer TrainingPlan suggest train train_and_suggest",
 }
 
