@@ -3,7 +3,7 @@ where it does not fit, each with what it costs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -222,3 +222,19 @@ def _moves(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None) -> Iterator[tupl
         value = _largest(spec, plan, gpu, field, most)
         if 0 < value < most:
             yield {field: value}, f"{value:,} for {most:,}"
+
+
+def users_by_context(
+    spec: ModelSpec, plan: ServingPlan, gpu: Gpu, contexts: Sequence[int], users: Sequence[int]
+) -> list[int]:
+    """For each context how many of `users` (ascending) fit: the edge of the map of contexts and users, found by halving."""
+    found = []
+    for context in contexts:
+        low, high = 0, len(users)
+        while low < high:
+            middle = (low + high) // 2
+            values = {"context": context, "concurrency": users[middle], "prompt": 0, "output": 0}
+            room = capacity_of(spec, plan.model_copy(update=values), gpu)
+            low, high = (middle + 1, high) if room.fits else (low, middle)
+        found.append(low)
+    return found

@@ -10,7 +10,7 @@ from calc.catalogue import load
 from calc.cli import run
 from calc.hardware import gpu, gpus
 from calc.serving import ServingPlan, serve, serve_and_suggest
-from calc.serving.advice import suggest
+from calc.serving.advice import suggest, users_by_context
 
 CASES = [
     ("logical", "llama-2-7b", "rtx-4090-24gb", {"context": 4096, "concurrency": 2}),
@@ -66,3 +66,16 @@ def test_the_reason_says_why_one_more_fails():
 def test_without_a_gpu_nothing_is_suggested():
     found = serve_and_suggest(load("llama-2-7b"), ServingPlan())
     assert (found.longest_context, found.most_users, found.gpus_needed, found.fixes) == (None, None, None, ())
+
+
+def test_the_map_of_contexts_and_users_is_that_of_single_answers():
+    spec, on = load("meta-llama-3.1-8b"), gpu("rtx-4090-24gb")
+    contexts, users = (512, 4096, 16_384), (1, 2, 4, 8, 16)
+    for engine in ("logical", "vllm"):
+        edge = users_by_context(spec, ServingPlan(engine=engine), on, contexts, users)
+        for context, count in zip(contexts, edge, strict=True):
+            fits = [
+                serve(spec, ServingPlan(engine=engine, context=context, concurrency=user), on).capacity.fits
+                for user in users
+            ]
+            assert fits == [at < count for at in range(len(users))]
