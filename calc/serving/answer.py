@@ -8,13 +8,14 @@ from typing import Any
 from calc.breakdown import Breakdown, Component, unique_names
 from calc.errors import InputError
 from calc.hardware import Gpu
-from calc.model.mixers import Attention, LatentAttention, Mixer, Recurrence
+from calc.model.mixers import Attention, LatentAttention
 from calc.model.spec import ModelSpec
 from calc.serving.cache import Cache, cache_of
 from calc.serving.capacity import Capacity
 from calc.serving.engines import ENGINES
 from calc.serving.formats import weight_format
-from calc.serving.llama_cpp import host_counts, host_weights
+from calc.serving.llama_cpp import HostMemory, host_memory
+from calc.serving.notes import notes_of
 from calc.serving.plan import ServingPlan, check_layout
 from calc.serving.speed.estimate import speed
 from calc.serving.speed.roofline import Speed
@@ -23,17 +24,7 @@ from calc.serving.vllm.extras import draft_layers
 from calc.serving.vllm.startup_lines import startup_lines
 from calc.serving.vllm.versions import TOPICS, version
 from calc.serving.weights import StoredWeights, stored_weights
-from calc.units import GiB, ceil_div
-
-
-@dataclass(frozen=True, slots=True)
-class HostMemory:
-    """What an engine keeps in host memory: bytes of weights and of all sequences' cache. `gpu_layers` are those on GPUs, the output
-    among them; None where the engine has no choice."""
-
-    weights: int = 0
-    state: int = 0
-    gpu_layers: int | None = None
+from calc.units import ceil_div
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +194,7 @@ def serve(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None = None) -> Serving
         saved_flops_per_step=plan.concurrency * saved_flops(spec, cached),
         capacity=capacity,
         speed=pace,
-        notes=(*_notes(spec, plan, gpu, pace, stored), *_placed(spec, plan, host), *_missing(plan, capacity, stages)),
+        notes=notes_of(spec, plan, gpu, pace, stored, host, capacity, stages),
     )
 
 
@@ -215,19 +206,6 @@ def _settled(spec: ModelSpec, plan: ServingPlan) -> ServingPlan:
     if plan.kv_dtype == "auto":
         found["kv_dtype"] = (spec.quantization.kv_dtype if spec.quantization else "") or "bf16"
     return plan.model_copy(update=found)
-
-
-def host_memory(
-    spec: ModelSpec, plan: ServingPlan, stored: StoredWeights, cache: Cache, placement: Placement | None
-) -> HostMemory:
-    """What stays in host memory where the engine places layers itself."""
-    if placement is None:
-        return HostMemory()
-    weights = sum(part.total for part in host_weights(spec, plan, stored, placement.layers))
-    counts = host_counts(spec, placement.layers)
-    on_gpu = spec.num_hidden_layers - sum(counts)
-    state = plan.concurrency * cache.sequence_bytes(counts, plan.context)
-    return HostMemory(int(weights), state, on_gpu + (plan.gpu_layers != 0))
 
 
 def _held(plan: ServingPlan, stored: StoredWeights, load: Load, placement: Placement | None) -> tuple[Component, ...]:
@@ -275,80 +253,3 @@ def saved_flops(spec: ModelSpec, tokens: int) -> int:
         if part.name == "attention" and weight.name in _PROJECTIONS and weight.matmul
     )
     return 2 * tokens * weights
-
-
-def _tied_head(spec: ModelSpec, stored: StoredWeights) -> list[str]:
-    """That published GPTQ and AWQ checkpoints of a tied model store the head again, and the bytes of it."""
-    own = stored.format.quantization
-    if not (spec.tied and spec.has_head and own and own.family in ("awq-int4", "gptq-int4") and stored.head_copy):
-        return []
-    again = int(sum(part.total for part in stored.head_copy))
-    return [
-        f"the head is tied to the embedding and held once; published checkpoints of this format often store it again: "
-        f"{again:,} bytes more"
-    ]
-
-
-def _notes(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, pace: Speed, stored: StoredWeights) -> list[str]:
-    """What the reader must know about the figures."""
-    notes = [*spec.notes, *pace.notes, *_tied_head(spec, stored)]
-    if not spec.generates:
-        notes.append(
-            f"{spec.architecture} is an encoder and generates nothing: no cache, and no tokens a second; "
-            "ttft_s is one pass over the prompt"
-        )
-        notes += [
-            f"of {tower.name} the weights alone are counted: the pass is that of the text" for tower in spec.towers
-        ]
-    if gpu is None:
-        notes.append("no GPU chosen: what fits, and how fast, is left out")
-    elif gpu.memory_bytes is None:
-        notes.append(f"no source gives the memory of {gpu.name}")
-    elif gpu.memory_is_estimate:
-        notes.append(f"memory of {gpu.name}: {gpu.memory_note}")
-    notes += spec.beyond_positions("context", plan.context)
-    if plan.engine == "vllm" and any(tower.name == "picture_layers" for tower in spec.towers):
-        notes.append(
-            "vLLM has this class from 0.6 to 0.10 alone, and profiles its encoder on a picture for each of max_seqs sequences, whose peak "
-            "is not computed here: a log of 128 sequences says 36.63 GiB (vllm#12126); state yours by --activation-gib"
-        )
-    if plan.engine == "vllm" and gpu and plan.weights == "fp8" and gpu.lacks("fp8"):
-        notes.append(f"{gpu.lacks('fp8')}: vLLM keeps the weights in fp8 and computes in 16 bits (Marlin, weight-only)")
-    if plan.dp > 1:
-        notes.append(
-            f"each of the {plan.dp} data-parallel ranks serves its own requests: the cache's figures are of one rank"
-        )
-    if plan.engine == "vllm" and any(_keeps_fp32(mixer) for kind in spec.layers.kinds for mixer in kind.mixers):
-        notes.append(
-            "recurrent states are counted in fp32, as transformers keeps them; vLLM keeps most in the model's format unless "
-            "the config or --mamba-ssm-cache-dtype says float32 (vllm/model_executor/layers/mamba/mamba_utils.py)"
-        )
-    if pace.ttft_s is not None and pace.source == "roofline":
-        notes.append("times are a roofline: no communication, launches or scheduling")
-    return notes
-
-
-def _placed(spec: ModelSpec, plan: ServingPlan, host: HostMemory) -> list[str]:
-    """Where an engine keeps layers on the host, in a sentence."""
-    total = spec.num_hidden_layers + 1
-    if host.gpu_layers is None or host.gpu_layers >= total:
-        return []
-    return [
-        f"{host.gpu_layers} of {total} layers (the output counted as one) are on the GPU; the rest computes on the host, and the "
-        "times here do not show it"
-    ]
-
-
-def _missing(plan: ServingPlan, capacity: Capacity, stages: tuple[Load, ...]) -> list[str]:
-    """How much is missing where weights, activations and reserve alone are too much, in the engine's own words where it has some."""
-    if capacity.limit is None or plan.kv_memory_gib is not None:
-        return []
-    short = max(load.total(0) for load in stages) - capacity.limit
-    if short < 0:
-        return []
-    words = "No available memory for the cache blocks: " if plan.engine == "vllm" else ""
-    return [f"{words}{short / GiB:.2f} GiB are missing before the first token of the cache"]
-
-
-def _keeps_fp32(mixer: Mixer) -> bool:
-    return isinstance(mixer, Recurrence) and any(state.dtype == "fp32" for state in mixer.states)

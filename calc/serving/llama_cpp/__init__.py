@@ -2,6 +2,7 @@
 
 from calc.serving.llama_cpp.buffers import buffers
 from calc.serving.llama_cpp.capacity import llama_cpp
-from calc.serving.llama_cpp.placement import host_counts, host_weights, place
+from calc.serving.llama_cpp.host_memory import HostMemory, host_memory
+from calc.serving.llama_cpp.placement import place
 
-__all__ = ["buffers", "host_counts", "host_weights", "llama_cpp", "place"]
+__all__ = ["HostMemory", "buffers", "host_memory", "llama_cpp", "place"]

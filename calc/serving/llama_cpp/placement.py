@@ -12,7 +12,7 @@ from calc.serving.capacity import limit_of
 from calc.serving.llama_cpp.buffers import buffers
 from calc.serving.llama_cpp.capacity import share_of
 from calc.serving.plan import ServingPlan
-from calc.serving.stages import Placement, kind_counts, stage_layers
+from calc.serving.stages import Placement, stage_layers
 from calc.serving.weights import StoredWeights
 
 
@@ -65,19 +65,3 @@ def device_weights(stored: StoredWeights, plan: ServingPlan, layers: range) -> t
     if layers.stop == len(stored.pattern) and plan.gpu_layers != 0:
         parts += stored.head_copy
     return tuple(parts)
-
-
-def host_weights(
-    spec: ModelSpec, plan: ServingPlan, stored: StoredWeights, placed: tuple[range, ...]
-) -> tuple[Component, ...]:
-    """What no GPU holds: the input embedding, the layers before the first placed one, and without any layer on a GPU the output."""
-    first = min((layers.start for layers in placed if layers), default=spec.num_hidden_layers)
-    parts = stored.stage(range(first), 1) if first else stored.first[:1]
-    outputs = {part.name for part in stored.last} if plan.gpu_layers != 0 else set()
-    return tuple(part for part in parts if part.name not in outputs)
-
-
-def host_counts(spec: ModelSpec, placed: tuple[range, ...]) -> tuple[int, ...]:
-    """How many layers of each kind keep their cache on the host."""
-    first = min((layers.start for layers in placed if layers), default=spec.num_hidden_layers)
-    return kind_counts(spec, range(first))
