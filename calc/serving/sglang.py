@@ -76,7 +76,8 @@ def mem_fraction_static(spec: ModelSpec, plan: ServingPlan, gpu: Gpu) -> float:
     reserved = 512 + 1.5 * max(chunk, 2048) + plan.tp * plan.pp / 8 * 1024 + 2 * sequences
     if plan.dp > 1:
         reserved += sequences * plan.dp * (4.5 if sequences > 300 else 3)
-    graphs = sum(size <= (min(8192, chunk) if latent else chunk) for size in _PREFILL_SIZES)
+    most = min(8192, chunk) if latent or plan.pp > 1 else chunk
+    graphs = sum(size <= most for size in _PREFILL_SIZES)
     reserved += 1536 if latent else 8 * graphs
     if memory > 60 * 1024:
         reserved = max(reserved, 10 * 1024)
