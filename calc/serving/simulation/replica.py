@@ -83,6 +83,7 @@ class _Replica:
         self.requests, self.rules, self.times = requests, rules, times
         self.cache, self.block, self.a_step = cache, block, made
         self.trace = Trace([Outcome(request.arrival or 0.0) for request in requests])
+        self.opened = 0  # the step at which a static batch began
         self.now, self.step, self.passes, self.last_look, self.held_since = 0.0, 0, 0, 0, -1
         self.sequences, self.context, self.held, self.owed, self.prefilling = 0, 0.0, 0.0, 0.0, 0.0
         arrivals = [which for which, request in enumerate(requests) if request.arrival is not None]
@@ -149,8 +150,10 @@ class _Replica:
     def _gathering(self) -> bool:
         """Whether the prompts that wait are held back for more to join them."""
         rules = self.rules
-        if rules.static and self.decoding:
-            return True
+        if rules.static:
+            if not (self.decoding or self.started):
+                self.opened = self.step
+            return self.step > self.opened  # the batch has begun to decode
         if self.started or not self.decoding or len(self.waiting) >= rules.gathers:
             self.held_since = -1
             return False

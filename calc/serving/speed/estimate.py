@@ -62,7 +62,7 @@ def step_times(spec: ModelSpec, plan: ServingPlan, gpu: Gpu) -> StepTimes:
         gpu,
         plan.engine,
         plan.times or "measured",
-        Layout(plan.tp, plan.ep, plan.dp),
+        Layout(plan.tp, plan.ep, plan.dp, plan.pp),
         plan.weights,
         plan.kv_dtype,
         plan.draft_tokens,
@@ -99,6 +99,7 @@ def rules_of(plan: ServingPlan, gpu: Gpu) -> Scheduling:
         gathers=_all_ranks(plan.dp),
         gather_steps=plan.gather_steps,
         static=plan.batching == "static",
+        mixes=rules.mixes and plan.batching != "static",
     )
 
 
@@ -135,6 +136,10 @@ def _speed(plan: ServingPlan, steps: StepTimes, found: Pace, ideal: Speed) -> Sp
     kernels = steps.operations.times
     first, each = ERRORS["by relation" if "relation" in kernels.source else "measured"]
     notes = [*ideal.notes, *kernels.notes]
+    if plan.engine not in (*_KERNELS, "logical"):
+        notes.append(f"the kernels are those of the tables (vLLM, SGLang, TensorRT-LLM), not {plan.engine}'s own")
+    if plan.pp > 1:
+        notes.append("a step passes the stages one after another; several batches under way at once are not counted")
     if found.queued:
         notes.append(f"{plan.concurrency:,} requests are more than the cache holds at once: the rest queue")
     ttft, tpot, rate = float(found.ttft), float(found.tpot), float(found.tokens_per_s)

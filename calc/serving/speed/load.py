@@ -73,6 +73,8 @@ def pace(load: Load, rules: Scheduling, times: Times) -> Pace:
     prompts = _Prompts(load, rules, times, running, context, step)
     hold, group = _gathered(rules, running / decodes)
     burst = prompts.burst()
+    if rules.static:
+        return _static(load, prompts, running, context, decodes)
     locked = load.spread == 0.0 and load.rounds > 0
     if locked and not rules.mixes:  # all end in the same step, so every round is a burst
         first = burst
@@ -95,6 +97,23 @@ def pace(load: Load, rules: Scheduling, times: Times) -> Pace:
     queued = np.maximum(load.concurrency - running, 0) / running * whole
     late = np.where(running * prompts.chunks / decodes > 0.05, step + prompts.alone / prompts.chunks, step)
     return Pace(first + queued, tpot, running * load.output / whole, step, prompts.alone, queued, late)
+
+
+def _static(load: Load, prompts: _Prompts, running: Any, context: Any, decodes: Any) -> Pace:
+    """Batches of a fixed size: all prompts, then decode steps until the longest output is done; the places of those that end early stay
+    empty.
+
+    The longest of n outputs drawn evenly from 1 - spread to 1 of the most is 1 - spread / (n + 1) of it in expectation.
+    """
+    steps = np.ceil(running / prompts.packed)
+    longest = (1 - load.spread / (running + 1)) / (1 - load.spread / 2)
+    first = (steps + 1) / 2 * prompts.together
+    step = prompts.times.mixed(running / longest, context, 0, 0, 0)
+    batch = steps * prompts.together + longest * decodes * step
+    delay = np.maximum(steps - 1, 0) / 2 * prompts.together / decodes
+    tpot = (step + delay) / load.tokens_a_step
+    queued = np.maximum(load.concurrency - running, 0) / running * batch
+    return Pace(first + queued, tpot, running * load.output / batch, step, prompts.alone, queued, step)
 
 
 class _Prompts:

@@ -34,11 +34,13 @@ _QUANTISED = (
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a replica is divided: attention over `tp` ranks, `dp` times; each expert over tp x dp / ep ranks."""
+    """How a replica is divided: attention over `tp` ranks, `dp` times; each expert over tp x dp / ep ranks; layers over `pp` stages,
+    which a step passes one after another."""
 
     tp: int
     ep: int
     dp: int
+    pp: int = 1
 
     @property
     def ranks(self) -> int:
@@ -97,6 +99,8 @@ class Operations:
             prefix = "layers" if len(kinds) == 1 else f"layers/{name}"
             for work in self._layer(kind, parts):
                 found.append(_placed(work, prefix, count))
+        if self.layout.pp > 1:
+            found.append(TokenWork("pipeline/send", self.layout.pp - 1, self._send))
         return tuple(found)
 
     def head(self, sequences: Array) -> Array:
@@ -150,6 +154,9 @@ class Operations:
     def _pass(self, read: float, write: float) -> Callable[[Array], Array]:
         """One kernel that reads and writes so many bytes of each token."""
         return lambda tokens: self.times.memory_bound(tokens * read, tokens * write)
+
+    def _send(self, tokens: Array) -> Array:
+        return self.times.collective("send", tokens * self.spec.hidden_size * _16BIT, 2)
 
     def _all_reduce(self, tokens: Array) -> Array:
         return self._reduced(tokens * self.spec.hidden_size * _16BIT)

@@ -75,6 +75,20 @@ def test_the_closed_form_agrees_with_the_simulator_at_saturation(engine, users):
     )  # the run's end, when slots fall idle, is in the simulator's
 
 
+def test_static_batches_waste_what_the_simulator_says():
+    asked = plan(engine="sglang", concurrency=32, length_spread=0.5, batching="static")
+    steps, rules, draw = step_times(MODEL, asked, H100), rules_of(asked, H100), random.Random(0)
+    outputs = [round(512 * (1 - 0.5 * draw.random())) for _ in range(32 * 40)]
+    batches = [
+        simulate([Request(1536, output, tokenised=True) for output in outputs[at : at + 32]], rules, steps).seconds
+        for at in range(0, len(outputs), 32)
+    ]
+    found = pace(load_of(asked, FREE, rules), rules, steps)
+    assert float(found.tokens_per_s) == pytest.approx(sum(outputs) / sum(batches), rel=0.05)
+    continuous = plan(engine="sglang", concurrency=32, length_spread=0.5)
+    assert found.tokens_per_s < serve(MODEL, continuous, H100).speed.tokens_per_s
+
+
 def test_more_users_are_slower_each_and_faster_together():
     steps, rules = step_times(MODEL, plan(), H100), rules_of(plan(), H100)
     found = pace(Load(2.0 ** np.arange(9), 2048, 512, spread=0.2), rules, steps)
@@ -120,6 +134,15 @@ def test_tensor_parallelism_adds_two_all_reduces_a_layer():
         "layers/all_reduce/mixer",
         "layers/all_reduce/feed_forward",
     }
+
+
+def test_stages_add_their_sends_and_take_no_time_off_a_step():
+    one, two = (step_times(MODEL, plan(pp=pp), H100) for pp in (1, 2))
+    send = one.operations.times.collective("send", 8 * 4096 * 2, 2)
+    assert two.decode(8, 1000) - one.decode(8, 1000) == pytest.approx(float(send), rel=1e-6)
+    notes = serve(MODEL, plan(pp=2, engine="llama.cpp"), H100).speed.notes
+    assert any("llama.cpp's own" in note for note in notes)
+    assert any("one after another" in note for note in notes)
 
 
 def _paths(part, prefix=""):
