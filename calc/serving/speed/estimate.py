@@ -94,10 +94,10 @@ def rules_of(plan: ServingPlan, gpu: Gpu) -> Scheduling:
         rules,
         step_tokens=(plan.max_batched_tokens or rules.step_tokens) * plan.dp,
         sequences=(plan.max_seqs or rules.sequences) * plan.dp,
-        poll_steps=plan.poll_steps,
-        streams=plan.stream_steps,
+        poll_steps=plan.poll_steps if plan.engine == "sglang" else 1,
+        streams=plan.stream_steps if plan.engine == "tensorrt-llm" else 1,
         gathers=_all_ranks(plan.dp),
-        gather_steps=plan.gather_steps,
+        gather_steps=plan.gather_steps if plan.engine == "tensorrt-llm" else 0,
         static=plan.batching == "static",
         mixes=rules.mixes and plan.batching != "static",
     )
