@@ -17,7 +17,11 @@ QUESTION = Question(
     },
     figures=cluster.figures_of,
     picture=cluster.picture,
-    tabs={"Days and cost against GPUs": cluster.against_gpus, "FLOPs by convention": cluster.conventions},
+    tabs={
+        "Days against GPUs": cluster.against_gpus,
+        "Layout finder": cluster.layouts,
+        "FLOPs by convention": cluster.conventions,
+    },
 )
 
 

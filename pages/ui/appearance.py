@@ -78,7 +78,7 @@ APPEARANCE: Mapping[str, Appearance] = {
     "gpus": Appearance("GPUs", _doubling(1, 2**14)),
     "layout": Appearance("Layout"),
     "seq": Appearance("Sequence (tokens)", _SEQUENCE, lengths=True),
-    "context": Appearance("Context (tokens)", _SEQUENCE, lengths=True),
+    "context": Appearance("Context (tokens)", _doubling(1024, 2**20), lengths=True),
     "prompt": Appearance("Prompt (tokens)", lengths=True),
     "prompt_tokens": Appearance("Prompt (tokens)", lengths=True),
     "output": Appearance("Output (tokens)", lengths=True, placeholder="none"),

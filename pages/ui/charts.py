@@ -15,7 +15,7 @@ from pages.ui.parts import COLOURS, FREE, Parts
 
 _ROW: Final = 46  # pixels of a bar with its gap
 _RED: Final = "#d0553f"  # reads on light and dark
-_OTHERS: Final = (
+OTHERS: Final = (
     "#3b76b8",
     "#d98c1f",
     "#2f9477",
@@ -100,7 +100,7 @@ def _segments(row: str, parts: Parts, unit: str, numbers: Numbers, scale: int) -
 def _bars(names: Sequence[str], suffix: str) -> dict[str, Any]:
     parts = [name for name in COLOURS if name in names]
     parts += [name for name in dict.fromkeys(names) if name not in COLOURS]
-    colours = [COLOURS.get(name) or _OTHERS[place % len(_OTHERS)] for place, name in enumerate(parts)]
+    colours = [COLOURS.get(name) or OTHERS[place % len(OTHERS)] for place, name in enumerate(parts)]
     return {
         "mark": {"type": "bar", "height": {"band": 0.78}},
         "encoding": {
@@ -164,8 +164,10 @@ def curves(
     limit: Limit | None = None,
     now: float | None = None,
     log: bool = True,
+    steep: bool = False,
 ) -> None:
-    """Lines over x, of values of one unit. `limit` is a level across; `now` marks where the scenario stands."""
+    """Lines over x, of values of one unit. `limit` is a level across; `now` marks where the scenario stands; `steep` values have
+    an axis of their own powers."""
     known = [(line.name, at, value) for line in lines for at, value in line.points if value is not None]
     if not known:
         st.info("No value of this field gives an answer.")
@@ -194,13 +196,14 @@ def curves(
                         "field": "y",
                         "type": "quantitative",
                         "title": None,
+                        "scale": {"type": "log"} if steep else {},
                         "axis": {"labelExpr": f"datum.label + '{suffix}'"},
                     },
                     "color": {
                         "field": "line",
                         "type": "nominal",
                         "sort": None,
-                        "scale": {"domain": [line.name for line in lines], "range": list(_OTHERS)},
+                        "scale": {"domain": [line.name for line in lines], "range": list(OTHERS)},
                         "legend": _LEGEND if len(lines) > 1 else None,
                     },
                     "tooltip": [{"field": "line"}, {"field": "shown"}],
@@ -315,6 +318,8 @@ def _scale(unit: str, numbers: Numbers, most: float) -> tuple[int, str]:
     if unit == "bytes":
         size, name = axis_of_bytes(most, numbers.units == "GiB")
         return size, f" {name}"
+    if unit == "seconds":
+        return 1, " s"
     letters = _LETTERS.get(unit, ("",))
     power = next((power for power in range(len(letters) - 1, 0, -1) if most >= 1000**power), 0)
     return 1000**power, f" {letters[power]}{'FLOP' if unit == 'FLOPs' else ''}"

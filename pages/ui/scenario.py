@@ -82,7 +82,13 @@ SHARED: Final = (Subject, Spread, View)
 register([*SHARED, *(command.plan for command in COMMANDS.values())])
 
 # what the app starts with, where it is not the plan's own default: full fine-tuning as people run it, in mixed precision
-START: Final[Mapping[str, Any]] = {"recipe": "amp", "recompute": "full", "optimizer_kernel": "fused", "tokens": 10**12}
+START: Final[Mapping[str, Any]] = {
+    "recipe": "amp",
+    "recompute": "full",
+    "optimizer_kernel": "fused",
+    "tokens": 10**12,
+    "output": 512,
+}
 
 
 class Missing(InputError):

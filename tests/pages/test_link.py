@@ -189,6 +189,7 @@ def test_a_later_default_does_not_change_a_link(monkeypatch):
         "recompute": "full",
         "optimizer_kernel": "fused",
         "tokens": 10**12,
+        "output": 512,
     }  # of version 2
 
 

@@ -1,48 +1,119 @@
-"""Views of a training run on many GPUs: days, cost, energy, FLOPs by convention."""
+"""Views of a training run on many GPUs: days and money from measured kernels, the step by part, layouts, FLOPs by convention."""
 
 from __future__ import annotations
 
+from typing import Any, Final
+
+import streamlit as st
+
+from calc.commands import COMMANDS
 from calc.compute import ComputeAnswer
-from pages.ui import charts, parts
+from calc.errors import InputError
+from calc.planner import Layout, SearchAnswer, SearchPlan
+from calc.step_time import TimeAnswer, TimePlan
+from calc.training import TrainingAnswer, TrainingPlan
+from pages.ui import charts, link, parts, scenario, widgets
 from pages.ui.charts import Curve
+from pages.ui.fields import fields_of
 from pages.ui.numbers import Figure, Numbers
 from pages.ui.scenario import Scenario
+from pages.ui.text import plain
 
-_COUNTS = tuple(1 << place for place in range(15))
+_COUNTS: Final = tuple(1 << place for place in range(13))
+_DAY: Final = 86400
+_FOUND: Final = "layouts found"
+_TAKEN: Final = (
+    *("tp", "pp", "cp", "ep", "dp", "zero", "virtual_stages", "micro_batch", "global_batch", "recompute", "schedule"),
+    *("recipe", "implementation", "optimizer_kernel"),
+)
 
 
-def picture(answer: ComputeAnswer, numbers: Numbers, _: Scenario) -> None:
-    """Training FLOPs by operation."""
-    rows = {"training": parts.top(answer.causal.breakdown)}
-    charts.stacked(rows, "FLOPs", numbers, "flops bar", "Training FLOPs by operation")
+def picture(answer: ComputeAnswer, numbers: Numbers, asked: Scenario) -> None:
+    """The estimate from measured kernels as a sentence, and the parts of the step that it sums."""
+    try:
+        found = _timed(asked, {})
+    except InputError as error:
+        st.info(plain(f"No time from measured kernels: {error}"))
+        charts.stacked(
+            {"training": parts.top(answer.causal.breakdown)},
+            "FLOPs",
+            numbers,
+            "flops bar",
+            "Training FLOPs by operation",
+        )
+        return
+    st.info(_sentence(found, asked, numbers))
+    rows = {"one step": [(name, value) for name, value in parts.top(found.breakdown, len(charts.OTHERS)) if value]}
+    charts.stacked(rows, "seconds", numbers, "step bar", "Seconds of one training step by part")
+
+
+def _timed(asked: Scenario, values: dict[str, Any]) -> TimeAnswer:
+    answer = COMMANDS["time"].answer(asked.changed(values).of(TimePlan), asked.spec(), asked.gpu())
+    assert isinstance(answer, TimeAnswer)
+    return answer
+
+
+def _sentence(found: TimeAnswer, asked: Scenario, numbers: Numbers) -> str:
+    """`1 T tokens on 256 × NVIDIA H100 SXM 80 GB: 4.9 days ...`, with what it rests on."""
+    run, plan, share = found.run, found.plan, (found.low / found.step_seconds, found.high / found.step_seconds)
+    tokens = numbers.count(plan.tokens or plan.tokens_of_step)
+    days = f"**{numbers.show(run.seconds, 'seconds')}** ({numbers.show(run.seconds * share[0], 'seconds')} to "
+    days += f"{numbers.show(run.seconds * share[1], 'seconds')})"
+    cost = "" if run.cost is None else f", **${run.cost:,.0f}** at ${found.price.dollars:,.2f} a GPU-hour"
+    memory = COMMANDS["train"].answer(asked.of(TrainingPlan), asked.spec(), asked.gpu())
+    assert isinstance(memory, TrainingAnswer)
+    fits = {True: "fits", False: "does **not** fit", None: "may or may not fit"}[memory.fits]
+    return (
+        f"{tokens} tokens on {plan.gpus:,} × {plain(asked.gpu_name)}: {days}{cost}. One step takes "
+        f"{numbers.show(found.step_seconds, 'seconds')}, MFU {numbers.percent(found.mfu)}, HFU {numbers.percent(found.hfu)}, "
+        f"{numbers.count(found.tokens_per_s_per_gpu)} tokens/s on each GPU ({plain(found.source)}). The step of the Train page "
+        f"{fits} in memory ({numbers.show(memory.driver_bytes)} of {numbers.show(memory.gpu_memory_bytes)}). "
+        "The figures below take the MFU that is set by hand."
+    )
 
 
 def figures_of(answer: ComputeAnswer, numbers: Numbers) -> list[Figure]:
-    """The four figures under the bar."""
-    causal = answer.causal
+    """The four figures under the bar, by the MFU that is set."""
+    causal, mfu = answer.causal, numbers.percent(answer.causal.mfu)
     return [
-        Figure("Time", numbers.show(causal.seconds, "seconds"),
-               "Model FLOPs (causal) over GPUs · dense peak · MFU", causal.seconds),
-        Figure("GPU-hours", numbers.count(causal.gpu_hours), "", causal.gpu_hours),
-        Figure("Cost", numbers.count(causal.cost),
-               "In the currency of the price; set the price of a GPU-hour in the sidebar to see it", causal.cost),
-        Figure("Energy", numbers.show(causal.energy_kwh, "kWh"),
-               f"{numbers.count(causal.energy_kwh, ' kWh')}: GPU-hours · board power · share drawn · PUE", causal.energy_kwh),
-    ]  # fmt: skip
+        Figure(
+            f"Time at MFU {mfu}",
+            numbers.show(causal.seconds, "seconds"),
+            "Model FLOPs (causal) over GPUs · dense peak · MFU",
+            causal.seconds,
+        ),
+        Figure(f"GPU-hours at MFU {mfu}", numbers.count(causal.gpu_hours), "", causal.gpu_hours),
+        Figure(
+            "Cost",
+            numbers.count(causal.cost),
+            "In the currency of the price; set the price of a GPU-hour in the sidebar to see it",
+            causal.cost,
+        ),
+        Figure(
+            "Energy",
+            numbers.show(causal.energy_kwh, "kWh"),
+            f"{numbers.count(causal.energy_kwh, ' kWh')}: GPU-hours · board power · share drawn · PUE",
+            causal.energy_kwh,
+        ),
+    ]
 
 
-def against_gpus(answer: ComputeAnswer, numbers: Numbers, _: Scenario) -> None:
-    """Days against the number of GPUs, at the same MFU."""
-    seconds = answer.causal.seconds
-    if seconds is None:
-        charts.title("Choose a GPU and a number of tokens to see the time.")
-        return
-    work = seconds * answer.plan.gpus
-    charts.title("Days against GPUs, at the same MFU: communication and the bubble are in the MFU, not worked out here")
-    charts.curves(
-        [Curve("days", [(float(count), work / count / 86400) for count in _COUNTS])], "GPUs", "days", numbers,
-        "days against gpus", "Days of training against the number of GPUs", now=float(answer.plan.gpus),
-    )  # fmt: skip
+def against_gpus(answer: ComputeAnswer, numbers: Numbers, asked: Scenario) -> None:
+    """Days against the number of GPUs, fully sharded over all of them, with the band of the estimate."""
+    middle, low, high = [], [], []
+    for count in _COUNTS:
+        try:
+            found = _timed(Scenario({**asked.values, "layout": "auto"}), {"gpus": count})
+        except InputError:
+            continue
+        days = found.run.seconds / _DAY
+        middle.append((float(count), days))
+        low.append((float(count), days * found.low / found.step_seconds))
+        high.append((float(count), days * found.high / found.step_seconds))
+    charts.title("Days against GPUs: FSDP over all of them, communication included")
+    lines = [Curve("estimate", middle), Curve("low", low), Curve("high", high)]
+    now = float(asked.gpus)
+    charts.curves(lines, "GPUs", "days", numbers, "days", "Days of training against GPUs", now=now, steep=True)
 
 
 def conventions(answer: ComputeAnswer, numbers: Numbers, _: Scenario) -> None:
@@ -58,3 +129,53 @@ def conventions(answer: ComputeAnswer, numbers: Numbers, _: Scenario) -> None:
         f"MFU {numbers.percent(causal.mfu)}; {numbers.percent(answer.six_nd_mfu)} where 6ND is what is counted; "
         f"HFU {numbers.percent(causal.hfu)}"
     )
+
+
+def layouts(answer: ComputeAnswer, numbers: Numbers, asked: Scenario) -> None:
+    """The layouts that fit on these GPUs, the fastest first; one of them becomes the scenario."""
+    st.markdown(
+        "All layouts of Megatron's program (TP, PP, CP, EP, DP, ZeRO, recomputation) on these GPUs; takes a second or two."
+    )
+    batch = st.number_input("Global batch (sequences)", 1, 2**20, 1024, key="global batch of layouts")
+    key = (tuple(sorted(map(str, asked.values.items()))), batch)
+    if st.button("Find layouts", icon=":material/search:"):
+        plan = SearchPlan(gpus=asked.gpus, seq=answer.plan.seq, global_batch=batch, tokens=answer.plan.tokens, limit=8)
+        with st.spinner("Working out layouts …"):
+            st.session_state[_FOUND] = (key, COMMANDS["plan"].answer(plan, asked.spec(), asked.gpu()))
+    known = st.session_state.get(_FOUND)
+    if known and known[0] == key:
+        _found(known[1], numbers)
+
+
+def _found(answer: SearchAnswer, numbers: Numbers) -> None:
+    shown = answer.layouts[: answer.plan.limit]
+    if not shown:
+        reasons = "; ".join(f"{name}: {count:,}" for name, count in answer.rejected.items())
+        st.warning(plain(f"None of {answer.considered:,} layouts fits. {reasons}"))
+        return
+    rows = [each.as_json(answer.layouts[0]) for each in shown]
+    columns = ("tp", "pp", "virtual_stages", "cp", "ep", "dp", "zero", "micro_batch", "recompute")
+    table: dict[str, list[Any]] = {name.replace("_", " "): [row[name] for row in rows] for name in columns}
+    table["GPU memory"] = [numbers.show(row["driver_bytes"]) for row in rows]
+    table["step"] = [numbers.show(row["step_seconds"], "seconds") for row in rows]
+    table["MFU"] = [numbers.percent(row["mfu"]) for row in rows]
+    table["slower by"] = [row["slower_by"] for row in rows]
+    st.dataframe(table, hide_index=True, alt="Layouts that fit, the fastest first")
+    st.caption(
+        f"{answer.considered:,} layouts considered, {answer.fitting:,} fit, {answer.worked_out:,} worked out exactly."
+    )
+    chosen = st.selectbox("Layout", range(len(shown)), format_func=lambda at: _name(shown[at]))
+    st.button("Take this layout", on_click=_take, args=(shown[chosen],), icon=":material/check:")
+
+
+def _name(layout: Layout) -> str:
+    plan = layout.plan
+    return f"TP {plan.tp} · PP {plan.pp} · CP {plan.cp} · EP {plan.ep} · DP {plan.dp}, micro-batch {plan.micro_batch}"
+
+
+def _take(layout: Layout) -> None:
+    """Make the layout the scenario's, for the pages that train."""
+    link.touched()
+    fields = fields_of(TrainingPlan)
+    values = {fields[name].key: getattr(layout.plan, name) for name in _TAKEN}
+    widgets.take(scenario.current().changed({**values, "layout": "by hand"}))

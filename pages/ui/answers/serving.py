@@ -29,6 +29,7 @@ def verdict(answer: ServingAnswer, numbers: Numbers) -> Verdict:
         _need(answer, numbers),
         numbers.headroom(room.headroom),
         users(answer, numbers),
+        _pace(answer, numbers),
     ]
     return Verdict(room.fits, "Serving", "; ".join(filter(None, [*said, *beyond])))
 
@@ -39,6 +40,16 @@ def users(answer: ServingAnswer, numbers: Numbers) -> str:
     if fits is None:
         return ""
     return f"{fits:,} requests of {answer.plan.context:,} tokens fit at once"
+
+
+def _pace(answer: ServingAnswer, numbers: Numbers) -> str:
+    """`with 8 at once 52 tokens/s each, 416 in all`; nothing where no time is known."""
+    pace, low, high = answer.speed, answer.speed.low, answer.speed.high
+    if not pace.tpot_s:
+        return ""
+    band = f" ({numbers.count(low.tokens_per_s)} to {numbers.count(high.tokens_per_s)})" if low and high else ""
+    each = numbers.count(1 / pace.tpot_s)
+    return f"with {answer.plan.concurrency:,} at once {each} tokens/s each, {numbers.count(pace.tokens_per_s)} in all{band}"
 
 
 def _need(answer: ServingAnswer, numbers: Numbers) -> str:
