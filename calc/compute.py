@@ -22,7 +22,7 @@ class ComputePlan(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     seq: int = Field(4096, ge=1, le=2**24, description="sequence length in tokens")
-    tokens: Annotated[int | None, BeforeValidator(whole_number)] = Field(
+    tokens: Annotated[int | None, BeforeValidator(left_out), BeforeValidator(whole_number)] = Field(
         None, ge=1, le=10**18, description="tokens to train on, such as 2e12 or 1T; left out: one sequence"
     )
     gpus: int = Field(1, ge=1, le=10_000_000, description="number of GPUs")

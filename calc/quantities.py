@@ -40,11 +40,10 @@ def read_whole(text: str, field: str = "number", *, lengths: bool = False) -> in
 
 
 def whole_number(value: object) -> object:
-    """For a plan's field: the whole number that a text means, as people write it; what is none is left for the field to judge,
-    and 0 is left out."""
+    """For a plan's field: the whole number that a text means, as people write it; what is none is left for the field to judge."""
     with suppress(InputError):
-        value = read_whole(value) if isinstance(value, str) else value
-    return left_out(value)
+        return read_whole(value) if isinstance(value, str) else value
+    return value
 
 
 def left_out(value: object) -> object:

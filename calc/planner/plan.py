@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from calc.errors import InputError
-from calc.quantities import whole_number
+from calc.quantities import left_out, whole_number
 from calc.step_time.plan import Format, TimePlan
 
 Recipe = Literal["pure-bf16", "amp", "fp32", "mixed-16", "megatron-bf16", "megatron-fp16", "fsdp-bf16", "fp8"]
@@ -47,7 +47,7 @@ class SearchPlan(BaseModel):
     implementation: Implementation = Field("fused", description="whose program, as for train")
     limit: int = Field(10, ge=1, le=1000, description="layouts to show")
     sort: Literal["time", "memory", "cost"] = Field("time", description="what to rank by")
-    tokens: Annotated[int | None, BeforeValidator(whole_number)] = Field(
+    tokens: Annotated[int | None, BeforeValidator(left_out), BeforeValidator(whole_number)] = Field(
         None, ge=1, le=10**18, description="tokens of the whole run, such as 2e12 or 1T; left out: one step"
     )
     deadline_hours: float | None = Field(None, gt=0, le=1e7, description="hours that the run may take")

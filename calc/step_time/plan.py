@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from calc.errors import InputError
-from calc.quantities import whole_number
+from calc.quantities import left_out, whole_number
 from calc.training import TrainingPlan
 
 Format = Literal["bf16", "fp16", "fp32", "fp8", "fp8-block", "mxfp8", "nvfp4"]
@@ -84,7 +84,7 @@ class TimePlan(TrainingPlan):
         le=1e6,
         description="network of one GPU between domains, one way, in GB/s; left out: the usual NIC's",
     )
-    tokens: Annotated[int | None, BeforeValidator(whole_number)] = Field(
+    tokens: Annotated[int | None, BeforeValidator(left_out), BeforeValidator(whole_number)] = Field(
         None, ge=1, le=10**18, description="tokens of the whole run, such as 2e12 or 1T; left out: one step"
     )
     price_per_gpu_hour: float | None = Field(

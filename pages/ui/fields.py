@@ -20,7 +20,7 @@ from pages.ui.appearance import Appearance, appearance
 Groups = Mapping[str, Sequence[str]]
 
 SWITCH: Mapping[str, bool | None] = {"auto": None, "on": True, "off": False}
-_LARGEST = 2**63  # no field takes more
+_LARGEST = 10**40  # no field takes more
 _LIST = 12  # choices that a message names one by one
 
 
