@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
 
-from calc.errors import InputError
 from calc.model.fields import Fields
 from calc.quantization import floats, integers, schemes
 from calc.quantization.compressed import compressed
@@ -54,17 +53,11 @@ def declared(config: Mapping[str, Any]) -> Quantization | None:
     data, where = _section(config)
     if data is None:
         return None
-    if not isinstance(data, dict):
-        raise InputError.of(where, data, "it must be an object")
-    method = _method(data)
-    if method not in READERS:
-        note = f"the checkpoint declares {method or 'a format'!r}, which is not understood: its weights are counted in 16 bits"
-        return Quantization(
-            "bf16",
-            Scheme(method or "?", (schemes.values(16),), schemes.BF16_COMPUTE, "as it is"),
-            roles=frozenset(),
-            notes=(note,),
-        )
+    method = _method(data) if isinstance(data, dict) else str(data)[:40]
+    if method not in READERS or not isinstance(data, dict):
+        note = f"{where}: {method or 'a format'!r} is not understood: the weights are counted in 16 bits"
+        kept = Scheme(method or "?", (schemes.values(16),), schemes.BF16_COMPUTE, "as it is")
+        return Quantization("bf16", kept, roles=frozenset(), notes=(note,))
     found = READERS[method](Fields(data, where), config)
     unread = [entry for rule in found.rules for entry in rule.modules.unread]
     notes = [

@@ -102,7 +102,6 @@ def test_the_rest_of_chatglms_hub_total_is_its_rotary_frequencies(name):
     [
         ("glm-4-9b-chat", {"vision_config": {"hidden_size": 1792}}),  # GLM-4V has the same class's name
         ("chatglm3-6b", {"pre_seq_len": 128}),
-        ("chatglm3-6b", {"position_encoding_2d": True}),  # ChatGLM-6B, the first
         ("qwen-7b", {"visual": {"width": 1664}}),  # Qwen-VL too
         ("qwen-7b", {"kv_channels": 64}),
     ],

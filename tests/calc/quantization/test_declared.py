@@ -214,9 +214,12 @@ def test_a_declared_cache_format_is_taken():
     assert wide == 2 * declared
 
 
-def test_an_unknown_method_is_named_in_a_note():
-    spec = from_config({**LLAMA, "quantization_config": {"quant_method": "exl9"}})
-    assert any("'exl9'" in note for note in spec.notes)
+@pytest.mark.parametrize(
+    ("declaration", "named"), [({"quant_method": "exl9"}, "'exl9'"), ("exl9", "'exl9'"), ([], "'[]'")]
+)
+def test_an_unknown_method_is_named_in_a_note(declaration, named):
+    spec = from_config({**LLAMA, "quantization_config": declaration})
+    assert any(named in note for note in spec.notes)
     assert serve(spec, ServingPlan()).weights_bytes == 2 * parameters(spec).total
 
 
@@ -230,7 +233,6 @@ def test_an_unknown_method_is_named_in_a_note():
         {"quant_method": "fp8", "modules_to_not_convert": [1]},
         {"quant_method": "compressed-tensors", "config_groups": []},
         {"quant_method": "modelopt", "quant_algo": "FP9"},
-        [],
     ],
 )
 def test_a_declaration_out_of_bounds_is_one_complaint(declaration):

@@ -155,8 +155,8 @@ def test_an_unknown_revision_is_named(hub):
 
 
 def test_a_config_too_large_is_refused_before_it_is_read(server, hub):
-    server.files["config.json"] = b" " * (2 * 2**20 + 1)
-    assert "2,097,153 bytes; at most 2,097,152" in complaint(hub)
+    server.files["config.json"] = b" " * (8 * 2**20 + 1)
+    assert "8,388,609 bytes; at most 8,388,608" in complaint(hub)
     assert server.sent == 0
 
 
@@ -267,7 +267,7 @@ def test_a_shard_that_cannot_be_read_leaves_the_config_and_says_why(server, hub,
 
 def test_an_index_that_leads_elsewhere_is_refused(server, hub):
     server.files["model.safetensors.index.json"] = b'{"weight_map": {"a": "../../../etc/x.safetensors"}}'
-    assert "must be the name of a .safetensors file beside" in find_on_hub(ID, True, hub).notes[0]
+    assert "must be the name of a .safetensors file in the folder" in find_on_hub(ID, True, hub).notes[0]
 
 
 def test_a_named_file_without_a_config_is_still_counted(server, hub):
