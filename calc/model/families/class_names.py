@@ -38,6 +38,17 @@ _SPELLINGS: Final = {
     "kimik2forcausallm": "DeepseekV3ForCausalLM",
     "gemma3textmodel": "Gemma3ForCausalLM",
 }
+# model types of text sections that are no class of their own
+_TEXT_TYPES: Final = {
+    "qwen2_vl_text": "Qwen2ForCausalLM",
+    "qwen2_5_vl_text": "Qwen2ForCausalLM",
+    "qwen2_5_omni_text": "Qwen2ForCausalLM",
+    "qwen3_vl_text": "Qwen3ForCausalLM",
+    "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
+    "qwen3_omni_moe_text": "Qwen3MoeForCausalLM",
+    "kimi_k2": "DeepseekV3ForCausalLM",
+    "internlm2": "InternLM2ForCausalLM",
+}
 # classes of checkpoints' own code that hold a text model's fields at the top, folded -> (text class, what is left out)
 _AROUND: Final = {
     "llavallamaforcausallm": ("LlamaForCausalLM", "the vision encoder and its projector"),
@@ -110,6 +121,8 @@ def class_of_type(model_type: Any) -> str:
     """The causal class that a model_type stands for; "" where it is none."""
     if not isinstance(model_type, str) or not model_type or len(model_type) > 100:
         return ""
+    if model_type in _TEXT_TYPES:
+        return _TEXT_TYPES[model_type]
     plain = model_type.removesuffix("_text")
     for wanted in (model_type, plain):
         found = [name for name, family in FAMILIES.items() if name.endswith(CAUSAL) and family.module == wanted]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from calc.errors import InputError
@@ -10,6 +10,7 @@ from calc.model.families import multi_token_prediction
 from calc.model.families.base import Family
 from calc.model.families.common import (
     assemble,
+    attention,
     combined,
     dropouts,
     hidden,
@@ -23,7 +24,7 @@ from calc.model.families.common import (
 from calc.model.families.qwen2_moe_glm_moe import Experts, first_dense, shared_expert
 from calc.model.feed_forward import FeedForward, MoE, router
 from calc.model.fields import MOST_LAYERS, Fields
-from calc.model.mixers import Indexer, LatentAttention
+from calc.model.mixers import Indexer, Mixer
 from calc.model.spec import Layer, ModelSpec, Stack
 from calc.model.weights import Norm, Part, dim, linear
 
@@ -48,7 +49,12 @@ def deepseek(fields: Fields) -> ModelSpec:
     """DeepSeek-V2, V3 and R1: latent attention, the first layers dense, then experts with shared ones."""
     if fields.data.get("moe_layer_freq", 1) != 1:
         raise InputError.of(fields.name("moe_layer_freq"), fields.data["moe_layer_freq"], "only 1 is understood")
-    spec = _latent_moe(fields, {"full": lambda: latent_attention(fields)}, ["full"] * num_layers(fields))
+    plain = fields.data.get("use_mla") is False  # DeepSeek-VL2's small models and DeepSeek-OCR
+    fields.ignore("use_mla", "lm_head", "rm_head")
+    if plain:
+        fields.ignore("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    mixer = {"full": lambda: attention(fields) if plain else latent_attention(fields)}
+    spec = _latent_moe(fields, mixer, ["full"] * num_layers(fields))
     return multi_token_prediction.with_prediction(spec, multi_token_prediction.count(fields), copies=True)
 
 
@@ -102,7 +108,7 @@ def _indexer_schedule(fields: Fields, count: int) -> list[str]:
     return ["full" if max(at - offset + 1, 0) % every == 0 else "shared" for at in range(count)]
 
 
-def _latent_moe(fields: Fields, mixers: dict[str, Callable[[], LatentAttention]], kinds: list[str]) -> ModelSpec:
+def _latent_moe(fields: Fields, mixers: Mapping[str, Callable[[], Mixer | None]], kinds: list[str]) -> ModelSpec:
     def routed() -> MoE:
         return moe(fields, shared=shared_expert(fields, _EXPERTS))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from calc.errors import InputError
 from calc.model.families.base import Family
 from calc.model.families.common import (
@@ -18,7 +20,7 @@ from calc.model.families.common import (
 from calc.model.families.llama_variants import Traits, dense
 from calc.model.fields import Fields
 from calc.model.spec import Layer, ModelSpec
-from calc.model.weights import Norm, dim
+from calc.model.weights import Norm, Weight, dim
 
 _BAICHUAN_7B = 4096  # hidden size of the models that rotate; the classes of the others bias their scores instead
 
@@ -124,13 +126,46 @@ def chatglm(fields: Fields) -> ModelSpec:
     )
 
 
+def molmo(fields: Fields) -> ModelSpec:
+    """Molmo's text model (Qwen 2's and OLMo's shape): gate and up in one projection, and 128 words more in a table of their own."""
+    if fields.data.get("layer_norm_type", "rms") != "rms" or fields.data.get("norm_after"):
+        raise InputError.of(
+            "layer_norm_type", fields.data.get("layer_norm_type"), "only rms before each half is understood"
+        )
+    both = fields.size("intermediate_size")
+    if both % 2:
+        raise InputError.of("intermediate_size", both, "it counts gate and up together, so it must be even")
+    letters = "qkv" if fields.flag("qkv_bias", default=False) else ""
+    names = ("att_proj", "att_proj", "att_proj", "attn_out")
+    mixer = attention(fields, bias=letters, modules=names)
+    feed_forward = mlp(fields, width=both // 2, activation="silu", modules=("ff_proj", "ff_proj", "ff_out"))
+    if fields.flag("attention_layer_norm", default=False):
+        raise InputError.of("attention_layer_norm", True, "only false is understood for Molmo")
+    fields.ignore(
+        "clip_qkv", "norm_after", "layer_norm_type", "use_position_ids", "weight_tying", "vocab_size", "embedding_size"
+    )
+    h, words = dim("h", hidden(fields)), dim("V_m", 128)
+    spec = assemble(
+        fields,
+        uniform(fields, Layer("layer", mixer, feed_forward, norms(fields))),
+        tied=fields.data.get("weight_tying") is True,
+        vocab_key="embedding_size" if fields.has("embedding_size") else "vocab_size",
+        embeddings=(Weight("more_words", (words, h)),),
+    )
+    note = "counted is Molmo's text model alone: its vision encoder (vision_backbone) is not in the config, and not counted"
+    return replace(spec, notes=(*spec.notes, note))
+
+
 _HUB = "https://huggingface.co/"
 QWEN = f"{_HUB}Qwen/Qwen-7B/blob/main/modeling_qwen.py"
 BAICHUAN_7B = f"{_HUB}baichuan-inc/Baichuan-7B/blob/main/modeling_baichuan.py"
 BAICHUAN2 = f"{_HUB}baichuan-inc/Baichuan2-13B-Base/blob/main/modeling_baichuan.py"
 CHATGLM = f"{_HUB}THUDM/glm-4-9b-chat/blob/main/modeling_chatglm.py"
 
+MOLMO = f"{_HUB}allenai/Molmo-7B-D-0924/blob/main/modeling_molmo.py"
+
 FAMILIES = {
+    "MolmoForCausalLM": Family(molmo, MOLMO),
     "QWenLMHeadModel": Family(qwen, QWEN),
     "BaiChuanForCausalLM": Family(baichuan, BAICHUAN_7B),
     "BaichuanForCausalLM": Family(baichuan, BAICHUAN2),

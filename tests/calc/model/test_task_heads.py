@@ -94,6 +94,53 @@ def test_a_class_whose_trunk_is_another_is_refused_by_name(name):
         from_config({"architectures": [name], **LLAMA})
 
 
+def test_deepseek_ocrs_text_model_has_plain_attention():
+    """deepseek-ai/DeepSeek-OCR, config.json: `language_config` names DeepseekV2ForCausalLM with use_mla false."""
+    language = {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "hidden_size": 1280,
+        "intermediate_size": 6848,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 10,
+        "num_key_value_heads": 10,
+        "moe_intermediate_size": 896,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 6,
+        "first_k_dense_replace": 1,
+        "vocab_size": 129280,
+        "use_mla": False,
+        "kv_lora_rank": None,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": 0,
+        "qk_rope_head_dim": 0,
+        "v_head_dim": 0,
+    }
+    spec = from_config({"architectures": ["DeepseekOCRForCausalLM"], "language_config": language, "vision_config": {}})
+    attention, expert, norms = 4 * 1280**2, 3 * 1280 * 896, 2 * 1280
+    layers = 12 * (attention + norms) + 3 * 1280 * 6848 + 11 * (66 * expert + 64 * 1280)
+    assert parameters(spec).total == layers + 2 * 129280 * 1280 + 1280
+    assert "not" in spec.notes[0]
+
+
+def test_molmos_text_model_is_counted_and_says_so():
+    """allenai/Molmo-7B-D, config.json: Qwen2-7B's layers, a vocabulary of 152,064 and 128 words of its own."""
+    config = {
+        "architectures": ["MolmoForCausalLM"],
+        "embedding_size": 152064,
+        "hidden_size": 3584,
+        "intermediate_size": 37888,
+        "num_attention_heads": 28,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 4,
+        "qkv_bias": True,
+        "vocab_size": 152064,
+    }
+    spec = from_config({**config, "tie_word_embeddings": False})
+    assert parameters(spec).total == 7_615_616_512 + 128 * 3584
+    assert "vision" in spec.notes[0]
+
+
 @pytest.mark.torch
 def test_every_other_head_of_transformers_is_exact_or_refused(capsys):
     import transformers
