@@ -46,6 +46,7 @@ class MoE:
     """A router and `num_experts` equal experts, of which each token uses `num_experts_per_tok`; `shared` serves every token.
 
     `router` holds the router's own tensors. `grouped` tells that all experts live in one tensor a projection (transformers 5).
+    `apart`: checkpoints call `shared` the layer's mlp, and the experts stand next to it (Gemma 4).
     """
 
     hidden_size: int
@@ -56,6 +57,7 @@ class MoE:
     shared: MLP | None = None
     shared_gate: bool = False
     extra: tuple[Part, ...] = ()
+    apart: bool = False
 
     @property
     def parts(self) -> tuple[Part, ...]:

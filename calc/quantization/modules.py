@@ -61,11 +61,13 @@ class Site:
 
 
 def site(part: Part, weight: Weight, layer: int, *, apart: bool = False) -> Site:
-    """The site of a layer's weight. `apart`: its experts stand next to a dense MLP (Gemma 4), and not in it."""
+    """The site of a layer's weight. `apart`: its experts stand next to a dense MLP, and not in it (`MoE.apart`)."""
     role: Role = "router" if part.name == "router" else "expert" if part.expert else "linear"
     if weight.shape[0].size == 1:
         role = "scalar"
-    place = "experts_apart" if apart and part.expert else part.name
+    place = part.name
+    if apart:
+        place = {"experts": "experts_apart", "shared_expert": "mlp"}.get(place, place)
     return Site(role, names_of(place, weight.name, weight.module, part.expert), layer)
 
 

@@ -179,7 +179,7 @@ class _Store:
         self.roles: frozenset[Role] = own.roles if own else frozenset()
         if own and own.in_experts and not any(part.expert for parts in spec.layers.kind_parts for part in parts):
             self.roles = LINEAR
-        self.beside_mlp = [any(part.name == "mlp" for part in parts) for parts in spec.layers.kind_parts]
+        self.apart = [getattr(kind.feed_forward, "apart", False) for kind in spec.layers.kinds]
 
     def layer(self, kind: Layer, parts: tuple[Part, ...], at: int) -> Component:
         kv = getattr(kind.mixer, "num_key_value_heads", 0)
@@ -205,7 +205,7 @@ class _Store:
         """The scheme of a layer's weight."""
         if not _multiplies(weight):
             return self.form.wide
-        apart = part.expert and self.beside_mlp[self.spec.layers.pattern[at]]
+        apart = self.apart[self.spec.layers.pattern[at]]
         return self._chosen(site(part, weight, at, apart=apart), weight)
 
     def _chosen(self, where: Site, weight: Weight) -> Scheme:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from calc.errors import InputError
 from calc.model.families.base import Family
 from calc.model.families.common import (
@@ -93,7 +95,8 @@ def _feed_forward(fields: Fields, double: bool) -> tuple[FeedForward, tuple[str,
         Weight("scale", (dim("h", hidden(fields)),)),
         Weight("expert_scale", (dim("E", fields.size("num_experts")),)),
     )
-    return moe(fields, shared=plain, router_extra=scales, activation=activation), _EXPERT_NORMS
+    made = moe(fields, shared=plain, router_extra=scales, activation=activation)
+    return replace(made, apart=True), _EXPERT_NORMS
 
 
 def _layer(fields: Fields, kind: str, window: int, shares: bool) -> Layer:
