@@ -1,6 +1,7 @@
 """What one training step holds, whether it fits, and what to change."""
 
 from calc.commands import COMMANDS
+from calc.training.deepspeed.stage import SETTINGS
 from pages.ui import parts
 from pages.ui.answers import suggestions, trace_check, training
 from pages.ui.page import Question, show
@@ -14,11 +15,28 @@ QUESTION = Question(
     levers=training.LEVERS,
     sliders=("seq", "micro_batch", *SPREAD),
     groups={
-        "Batch and shards": ("global_batch", "reshard_after_forward"),
-        "Optimizer": ("optimizer", "optimizer_kernel", "offload", "nvme", "nvme_GBps"),
-        "Adapters": ("lora_rank", "lora_targets"),
+        "Batch and shards": ("global_batch", "reshard_after_forward", "root_group"),
+        "Optimizer": (
+            "optimizer",
+            "optimizer_kernel",
+            "optimizer_in_backward",
+            "offload",
+            "offload_activations",
+            "nvme",
+            "nvme_GBps",
+        ),
+        "Adapters": (
+            "lora_rank",
+            "lora_targets",
+            "lora_dropout",
+            "adapter_format",
+            "modules_to_save",
+            "quantization",
+            "bitsandbytes",
+        ),
+        "DeepSpeed": SETTINGS,
         "Pipeline, sequence and experts": ("schedule", "virtual_stages", "sequence_parallel", "ep"),
-        "Attention and loss": ("attention", "loss", "dropout"),
+        "Attention and loss": ("attention", "loss", "loss_format", "keep_logits", "dropout"),
         "Objective": ("objective", "prompt_tokens", "reference"),
         "CUDA and framework overhead": ("context_mib", "nccl_mib", "workspace_mib", "fragmentation_percent"),
     },
