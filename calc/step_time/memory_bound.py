@@ -110,6 +110,8 @@ SCORES: Final = PerElement(
 PROGRAMS: Final[Mapping[str, Program]] = {
     "hf": Program("transformers, eager", "eager", "eager", "eager", "eager", "full"),
     "liger": Program("transformers with Liger-Kernel", "fused", "eager", "fused", "fused", "fused"),
+    "deepspeed": Program("transformers, eager, in DeepSpeed's engine", "eager", "eager", "eager", "eager", "full"),
+    "litgpt": Program("litgpt, eager", "eager", "eager", "eager", "eager", "full"),
     "torchtitan": Program("torchtitan, eager", "native", "eager", "eager", "complex", "full"),
     "fused": Program("Megatron with Transformer Engine", "fused", "eager", "fused", "fused", "fused"),
     "paper": Program("eager operators", "native", "eager", "eager", "eager", "full"),

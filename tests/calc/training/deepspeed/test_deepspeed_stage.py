@@ -6,10 +6,12 @@ import pytest
 
 from calc.errors import InputError, validated
 from calc.hardware import gpu
+from calc.step_time.memory_bound import PROGRAMS as TIMED
 from calc.training import TrainingPlan, train
 from calc.training.deepspeed.engine import Engine
 from calc.training.deepspeed.live_parameters import LiveParameters
 from calc.training.deepspeed.settings import ZeroSettings
+from calc.training.programs import PROGRAMS
 from calc.units import GiB
 from tests.calc.training.models import model
 from tests.latex import assert_formulas_hold
@@ -112,3 +114,7 @@ def test_what_does_not_go_together_is_refused_with_its_values(values, message):
     with pytest.raises(InputError) as error:
         validated(TrainingPlan, values)
     assert message in str(error.value)
+
+
+def test_every_program_whose_memory_is_described_has_its_operators_timed():
+    assert TIMED.keys() == PROGRAMS.keys()
