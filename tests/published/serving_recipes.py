@@ -15,7 +15,13 @@ from __future__ import annotations
 
 from typing import Any
 
-_MTP_VERSIONS = {("1.1.0rc2.post2", "2026-01-14"), ("1.2.0rc6.post3", "2026-02-05"), ("1.2.0rc6.post3", "2026-02-06")}
+# runs with multi-token prediction: engine's version, and the day where runs without it have the same version (nvidia-master.yaml)
+_DRAFTED = {
+    ("trtllm", "1.2.0rc6.post3", ""),
+    ("trtllm", "1.1.0rc2.post2", "2026-01-14"),
+    ("sglang", "0.5.8", ""),
+    ("sglang", "0.5.9", "2026-03-20"),
+}
 _TRT_LEAST = {"1.2.0rc6.post2"}  # from 2026-01-29 on at least 8,192 tokens a step
 
 
@@ -25,24 +31,30 @@ def recipe(row: dict[str, Any]) -> dict[str, Any]:
         later = 9 * row["concurrency"]
         repeated = 1 - min(1.0, max(0, 100 - row["concurrency"]) / later)
         return {"repeated_prompts": repeated} if row["engine"] == "vllm" else {}
-    found: dict[str, Any] = {"length_spread": 0.2}
-    model = row["model"]
-    if row["engine"] == "trtllm":
-        found |= _trtllm(row)
-    elif row["engine"] == "sglang":
-        found |= _sglang(row)
-    elif model.startswith("minimax"):
-        found["max_batched_tokens"] = 2 * row["isl"]
-    elif model.startswith("gpt-oss"):
-        found["max_batched_tokens"] = 8192
-    return found
+    by_engine = {"trtllm": _trtllm, "sglang": _sglang, "vllm": _vllm}
+    return {"length_spread": 0.2, **by_engine[row["engine"]](row)}
+
+
+def _drafted(row: dict[str, Any]) -> bool:
+    version = row["engine_version"] or ""
+    return any((row["engine"], version, day) in _DRAFTED for day in ("", row["day"]))
+
+
+def _vllm(row: dict[str, Any]) -> dict[str, Any]:
+    """MiniMax-M2.5 on Blackwell and Kimi-K2.5 in fp4 on B200 take two prompts a step, gpt-oss 8,192 tokens; the rest the defaults."""
+    model, card = row["model"], row["gpu"]
+    if (model.startswith("minimax") and card.startswith("b")) or (
+        model.startswith("kimi") and row["precision"] == "fp4" and card.startswith("b200")
+    ):
+        return {"max_batched_tokens": 2 * row["isl"]}
+    return {"max_batched_tokens": 8192} if model.startswith("gpt-oss") else {}
 
 
 def _trtllm(row: dict[str, Any]) -> dict[str, Any]:
     """max_num_tokens holds one prompt and the sequences that decode; attention ranks wait up to 60 steps for each other's prompts."""
     if row["model"].startswith("gpt-oss"):
         return {"max_batched_tokens": 20_000, "stream_steps": 20}
-    drafted = (row["engine_version"], row["day"]) in _MTP_VERSIONS
+    drafted = _drafted(row)
     draft = 0 if not drafted else 1 if row["dp"] > 1 else 3
     batch = row["concurrency"] // row["dp"] * (draft + 1) if drafted else row["concurrency"]
     tokens = (batch + row["isl"] + 127) // 64 * 64
@@ -52,16 +64,20 @@ def _trtllm(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sglang(row: dict[str, Any]) -> dict[str, Any]:
-    """Chunks of 32,768 tokens and a look at what has arrived every 10 or, from 16 requests on, 30 steps; Hopper has its own."""
-    blackwell = row["gpu"].startswith("b")
-    model = row["model"]
-    if not blackwell:
-        return {
-            "max_batched_tokens": 16_384 if model.startswith("qwen3.5") else 8192 if model.startswith("glm") else 32_768
-        }
-    found: dict[str, Any] = {"max_batched_tokens": 32_768}
-    if not model.startswith("glm"):
-        found["poll_steps"] = 30 if row["concurrency"] >= 16 else 10
-    if model.startswith("qwen3.5") and row["day"] == "2026-03-20":
-        found["draft_tokens"] = 3
+    """Chunks of 8,192 to 32,768 tokens; on Blackwell, GLM-5 excepted, a look at what has arrived every 10 or, from 16 requests on, 30
+    steps."""
+    model, small = row["model"], row["tp"] == 4
+    if not row["gpu"].startswith("b"):
+        tokens = {"qwen3.5": 16_384, "glm-5": 8192}
+        return {"max_batched_tokens": next((size for name, size in tokens.items() if model.startswith(name)), 32_768)}
+    if model.startswith("glm"):
+        return {"max_batched_tokens": 32_768}
+    found: dict[str, Any] = {"max_batched_tokens": 32_768, "poll_steps": 30 if row["concurrency"] >= 16 else 10}
+    if model.startswith("deepseek"):
+        if row["precision"] == "fp4" or _drafted(row):
+            found["max_batched_tokens"] = 16_384
+        elif small:
+            found |= {"max_batched_tokens": 8192, "poll_steps": 10}
+    if _drafted(row):
+        found["draft_tokens"] = 2 if model.startswith("deepseek") else 3
     return found
