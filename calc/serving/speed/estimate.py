@@ -17,10 +17,11 @@ from calc.serving.capacity import Capacity
 from calc.serving.formats import weight_format
 from calc.serving.plan import ServingPlan
 from calc.serving.speed.load import Load, Pace, pace
-from calc.serving.speed.operations import Layout, Operations
+from calc.serving.speed.operations import Operations
 from calc.serving.speed.roofline import Ends, Speed, roofline
 from calc.serving.speed.scheduling import Scheduling, scheduling
 from calc.serving.speed.step import StepTimes
+from calc.serving.speed.work import Layout
 from calc.serving.weights import StoredWeights
 
 _Kernels = Literal["vllm", "sglang", "trtllm"]

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calc.kernel_times import KernelTimes
 from calc.model.feed_forward import MLP, MoE
@@ -21,57 +20,15 @@ from calc.model.spec import Layer, ModelSpec
 from calc.model.weights import Part, Split, Weight
 from calc.serving.formats import WeightFormat
 from calc.serving.speed.precision import gemm_format
+from calc.serving.speed.recurrences import recurrence
+from calc.serving.speed.work import BYTES, Array, Layout, SequenceWork, TokenWork, Work
 from calc.units import ceil_div
 
-Array = NDArray[np.float64]
-_16BIT = 2  # bytes of an activation
 _KV = {"fp32": "bf16", "q8_0": "int8", "q5_1": "int4", "q5_0": "int4", "q4_1": "int4", "q4_0": "int4"}  # read as
 _QUANTISED = (
     "fp8_block",
     "nvfp4",
 )  # the input is quantised by a kernel of its own (vLLM, SGLang; in TensorRT-LLM's tables with the matmul)
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How a replica is divided: attention over `tp` ranks, `dp` times; each expert over tp x dp / ep ranks; layers over `pp` stages,
-    which a step passes one after another."""
-
-    tp: int
-    ep: int
-    dp: int
-    pp: int = 1
-
-    @property
-    def ranks(self) -> int:
-        return self.tp * self.dp
-
-    @property
-    def expert_tp(self) -> int:
-        return self.ranks // self.ep
-
-
-@dataclass(frozen=True, slots=True)
-class TokenWork:
-    """An operation whose seconds follow from the tokens of the step. `of_replica`: of all data-parallel ranks together."""
-
-    path: str
-    count: int
-    seconds: Callable[[Array], Array]
-    of_replica: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceWork:
-    """An operation that mixes tokens: `decode(sequences, context, tokens each)` and `prefill(sequences, new tokens, context)`."""
-
-    path: str
-    count: int
-    decode: Callable[[Array, Array], Array]
-    prefill: Callable[[Array, Array, Array], Array]
-
-
-Work = TokenWork | SequenceWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +68,7 @@ class Operations:
         logits = sequences * spec.vocab_size
         seconds = self.times.gemm(sequences, ceil_div(spec.vocab_size, tp), spec.hidden_size, dtype="bf16")
         if tp > 1:
-            seconds = seconds + self.times.collective("all_gather", logits * _16BIT, tp)
+            seconds = seconds + self.times.collective("all_gather", logits * BYTES, tp)
         # greedy or random sampling reads the logits in fp32 a few times: cast, softmax, the choice
         return seconds + self.times.memory_bound(logits * 2, logits * 4) + self.times.memory_bound(logits * 4)
 
@@ -130,7 +87,7 @@ class Operations:
         h, tp = self.spec.hidden_size, self.layout.tp
 
         def seconds(tokens: Array) -> Array:
-            look_up = self.times.memory_bound(tokens * h * _16BIT, tokens * h * _16BIT)
+            look_up = self.times.memory_bound(tokens * h * BYTES, tokens * h * BYTES)
             return look_up + self._all_reduce(tokens) if tp > 1 else look_up
 
         return TokenWork("embedding", 1, seconds)
@@ -148,7 +105,7 @@ class Operations:
 
     def _norm(self, path: str) -> TokenWork:
         """The norm with the residual added: reads both, writes both."""
-        size = self.spec.hidden_size * _16BIT * 2
+        size = self.spec.hidden_size * BYTES * 2
         return TokenWork(path, 1, lambda tokens: self.times.memory_bound(tokens * size, tokens * size))
 
     def _pass(self, read: float, write: float) -> Callable[[Array], Array]:
@@ -156,10 +113,10 @@ class Operations:
         return lambda tokens: self.times.memory_bound(tokens * read, tokens * write)
 
     def _send(self, tokens: Array) -> Array:
-        return self.times.collective("send", tokens * self.spec.hidden_size * _16BIT, 2)
+        return self.times.collective("send", tokens * self.spec.hidden_size * BYTES, 2)
 
     def _all_reduce(self, tokens: Array) -> Array:
-        return self._reduced(tokens * self.spec.hidden_size * _16BIT)
+        return self._reduced(tokens * self.spec.hidden_size * BYTES)
 
     def _reduced(self, size: Array) -> Array:
         """An all-reduce of so many bytes over the tensor-parallel ranks: the engine's own kernel or NCCL, whichever is faster."""
@@ -180,13 +137,13 @@ class Operations:
         if isinstance(mixer, Recurrence):
             yield self._recurrence(mixer)
             output = next((weight.shape[-1].size for weight in mixer.weights if weight.split is Split.INPUT), 0)
-            width = output // self.layout.tp * _16BIT
+            width = output // self.layout.tp * BYTES
             yield TokenWork(f"{mixer.kind}/gated_norm", 1, self._pass(2 * width, width))
         elif isinstance(mixer, Attention):
             yield from self._rotary(mixer)
             yield self._attention(mixer)
             if mixer.gated:
-                width = ceil_div(mixer.num_attention_heads, self.layout.tp) * mixer.head_dim * _16BIT
+                width = ceil_div(mixer.num_attention_heads, self.layout.tp) * mixer.head_dim * BYTES
                 yield TokenWork("attention/gate", 1, self._pass(2 * width, width))
             if mixer.indexer:
                 yield from self._index(mixer.indexer)
@@ -209,7 +166,7 @@ class Operations:
             k = ceil_div(inputs, self.layout.tp) if row_parallel else inputs
             name = "_".join(weight.name for weight in weights)
             if form in _QUANTISED and self.times.engine != "trtllm":
-                yield TokenWork(f"{part.name}/quantise", 1, self._pass(k * _16BIT, k))
+                yield TokenWork(f"{part.name}/quantise", 1, self._pass(k * BYTES, k))
             yield TokenWork(f"{part.name}/{name}", 1, _gemm(self.times, n, k, form))
 
     def _outputs(self, weight: Weight, kv: int) -> int:
@@ -223,7 +180,7 @@ class Operations:
         once (MiniMax-M2) needs the sums of all ranks."""
         heads = ceil_div(mixer.num_attention_heads, self.layout.tp)
         kv = max(1, mixer.num_key_value_heads // self.layout.tp)
-        size = (heads + 2 * kv) * mixer.head_dim * _16BIT
+        size = (heads + 2 * kv) * mixer.head_dim * BYTES
         yield TokenWork("attention/rotary", 1, self._pass(size, size))
         if mixer.q_norm:
             yield TokenWork("attention/norms", 1, self._pass(size, size))
@@ -274,7 +231,7 @@ class Operations:
         form = self._format(kind, parts[0], up)
         times, kv, query = self.times, self.cache, self.query
         top = mixer.indexer.topk if mixer.indexer else 0
-        width = heads * (mixer.head_dim + v) * _16BIT
+        width = heads * (mixer.head_dim + v) * BYTES
         yield TokenWork("attention/rotary", 1, lambda tokens: times.memory_bound(tokens * width, tokens * width))
         absorb_k, absorb_v = _gemm(times, heads * rank, nope, "bf16"), _gemm(times, heads * v, rank, "bf16")
         expand = _gemm(times, heads * (nope + v), rank, form)
@@ -311,7 +268,7 @@ class Operations:
     def _index(self, indexer: Indexer) -> Iterator[Work]:
         """The indexer scores every key: 1 byte a feature and one fp32 scale, read in each step; matmuls in fp8. Before that its key is
         normalised, and queries and key are rotated, mixed by a Hadamard transform and quantised (DeepSeek-V3.2-Exp, model.py)."""
-        width = (indexer.heads + 1) * indexer.head_dim * _16BIT
+        width = (indexer.heads + 1) * indexer.head_dim * BYTES
         yield TokenWork("indexer/prepare", 4, self._pass(width, width))
         size, heads, times, query = indexer.head_dim + 4, indexer.heads, self.times, self.query
 
@@ -367,7 +324,7 @@ class Operations:
 
     def _mlp(self, kind: Layer, part: Part, mlp: MLP) -> Iterator[TokenWork]:
         yield from self._matmuls(kind, part)
-        width = ceil_div(mlp.intermediate_size, self.layout.tp) * _16BIT
+        width = ceil_div(mlp.intermediate_size, self.layout.tp) * BYTES
         read = width * (2 if mlp.gated else 1)
         yield TokenWork(
             f"{part.name}/activation", 1, lambda tokens: self.times.memory_bound(tokens * read, tokens * width)
@@ -400,7 +357,7 @@ class Operations:
         yield TokenWork("experts", 1, seconds, of_replica=True)
         if moe.shared and "shared_expert" in by_name:
             yield from self._mlp(kind, by_name["shared_expert"], moe.shared)
-            yield TokenWork("shared_expert/sum", 2 if moe.shared_gate else 1, self._pass(2 * h * _16BIT, h * _16BIT))
+            yield TokenWork("shared_expert/sum", 2 if moe.shared_gate else 1, self._pass(2 * h * BYTES, h * BYTES))
         if layout.dp > 1:
             yield TokenWork("all_to_all/combine", 1, self._combine, of_replica=True)
         elif layout.tp > 1:
@@ -412,44 +369,7 @@ class Operations:
         return lambda tokens: self.times.collective("all_gather", tokens * size, self.layout.ranks)
 
     def _combine(self, tokens: Array) -> Array:
-        return self.times.collective("reduce_scatter", tokens * self.spec.hidden_size * _16BIT, self.layout.ranks)
-
-
-def recurrence(times: KernelTimes, mixer: Recurrence, tp: int) -> SequenceWork:
-    """The scan with its short convolution: from tables of the gated delta rule, for other recurrences from bytes and FLOPs.
-
-    There the states of a sequence are read and written once a decode step; prefill passes its inputs, and does its FLOPs in chunks.
-    """
-    path = f"{mixer.kind}/scan"
-    outputs = {weight.name: weight.shape[0].size for weight in mixer.weights if weight.matmul}
-    states = {state.name: state.elements.size for state in mixer.states}
-    if "delta_state" in states and {"beta", "gate", "query_key_value"} <= outputs.keys():
-        value_heads, values = outputs["beta"], outputs["gate"]
-        key_dim = states["delta_state"] // values
-        shape = {
-            "k_heads": ceil_div((outputs["query_key_value"] - values) // 2 // key_dim, tp),
-            "v_heads": ceil_div(value_heads, tp),
-            "head_k_dim": key_dim,
-            "head_v_dim": values // value_heads,
-        }
-        return SequenceWork(
-            path,
-            1,
-            lambda batch, context: times.linear_attention(batch=batch, query=1, **shape) + 0 * context,
-            lambda batch, new, context: times.linear_attention(batch=batch, query=new, **shape) + 0 * context,
-        )
-    size = sum(state.elements.size * (4 if state.dtype == "fp32" else 2) for state in mixer.states) / tp
-    width = sum(weight.shape[0].size for weight in mixer.weights if weight.matmul and weight.split is Split.OUTPUT) / tp
-    flops = mixer.flops.size / tp
-
-    def decode(batch: Array, context: Array) -> Array:
-        return 2 * times.memory_bound(batch * size / 2 + 0 * context, batch * size / 2)
-
-    def prefill(batch: Array, new: Array, context: Array) -> Array:
-        passes = 4 * times.memory_bound(batch * new * width * _16BIT + 0 * context, batch * new * width * _16BIT)
-        return passes + times.gemm(batch * new, max(1, int(flops // 256)), 128, dtype="bf16")
-
-    return SequenceWork(path, 1, decode, prefill)
+        return self.times.collective("reduce_scatter", tokens * self.spec.hidden_size * BYTES, self.layout.ranks)
 
 
 def _gemm(times: KernelTimes, n: int, k: int, form: str) -> Callable[[Array], Array]:

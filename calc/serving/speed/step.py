@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calc.breakdown import Component
-from calc.serving.speed.operations import Operations, SequenceWork, TokenWork
+from calc.serving.speed.operations import Operations
 from calc.serving.speed.tables import Grid
+from calc.serving.speed.work import SequenceWork, TokenWork
 
 Array = NDArray[np.float64]
 # The host's time to launch one operation of a step outside a CUDA graph: what an eager quantised matmul of vLLM takes at the least on
