@@ -14,10 +14,11 @@ import numpy.typing as npt
 
 from calc.flops import token_flops
 from calc.hardware import Gpu
+from calc.kernel_times import kernel_times
 from calc.model.feed_forward import MLP, MoE
 from calc.model.spec import ModelSpec
 from calc.planner.plan import SearchPlan
-from calc.step_time.machine import sustained
+from calc.step_time.machine import host_seconds, sustained
 from calc.step_time.operations import end_parameters, layer_parameters
 
 Ints = npt.NDArray[np.int64]
@@ -233,10 +234,14 @@ def _seconds(spec: ModelSpec, plan: SearchPlan, gpu: Gpu, g: dict[str, Ints], do
     speed = np.where(g["tp"] * g["ep"] <= domain, link, wire)
     copies = experts.num_experts_per_tok if experts else 0
     expert = 4 * passed * copies * (g["ep"] - 1) / g["ep"] / speed / g["tp"]
-    plain, own = _parameters(spec, g)
+    plain, theirs = _parameters(spec, g)
     across = np.where(g["tp"] * g["cp"] * g["dp"] <= domain, link, wire)
     repeats = np.where(g["zero"] == 3, m, 1)
-    shared = (plain + own) * 6.0 * repeats / across
+    shared = (plain + theirs) * 6.0 * repeats / across
     data = 0.2 * shared + np.maximum(0.0, shared - np.where(g["zero"] == 3, work, work / m))
     small = work * 0.1 * (g["tp"] > 1) * np.log2(g["tp"])
-    return np.asarray((work * even + small + tensor + expert) * bubble + data)
+    # launches by the host: some 80 a layer, and of Transformer Engine's experts 14 each in narrow formats and 6 in 16 bits
+    each = (14 if narrow == "fp8" or plan.matmul == "nvfp4" else 6) if plan.implementation == "fused" else 0
+    own = each * experts.num_experts / g["ep"] if experts else 0.0
+    host = host_seconds(kernel_times(gpu)) * m * layers / g["pp"] * (80 + own)
+    return np.asarray(np.maximum(work * even + small + tensor + expert, host) * bubble + data)

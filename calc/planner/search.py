@@ -23,6 +23,7 @@ EXACT: Final = (
     240  # layouts that are worked out exactly, the most promising first; at about 4 ms each this takes a second
 )
 SMALL: Final = 700  # up to so many layouts all are worked out
+_FEW: Final = 4  # layouts of each division that are worked out before any more of another
 _ROOMY: Final = 1.1  # of the memory, the estimate of a layout that is still worth working out before slower ones
 
 
@@ -181,7 +182,16 @@ def _order(found: Candidates, plan: SearchPlan, gpu: Gpu) -> list[int]:
     if plan.deadline_hours is not None:
         steps = (plan.tokens or 0) / (plan.global_batch * plan.seq)
         hopeless |= found.seconds * steps > 1.5 * plan.deadline_hours * 3600
-    return [int(index) for index in np.lexsort((found.bytes, by, hopeless))]
+    order = np.lexsort((found.bytes, by, hopeless))
+    # the best few of every way to divide tensors and experts come first: the estimate is roughest between those
+    columns = found.columns
+    seen: dict[tuple[int, ...], int] = {}
+    place = np.empty(len(order), dtype=np.int64)
+    for index, key in zip(
+        order, zip(*(columns[name][order].tolist() for name in ("gpus", "tp", "ep")), strict=True), strict=True
+    ):
+        place[index] = seen[key] = seen.get(key, -1) + 1
+    return [int(index) for index in np.lexsort((found.bytes, by, place // _FEW, hopeless))]
 
 
 def _worked_out(

@@ -108,3 +108,13 @@ def test_a_question_without_its_facts_is_refused(given, message):
 def test_a_gpu_is_needed():
     with pytest.raises(InputError, match="gpu: none is given"):
         search(load("gpt2"), SearchPlan(gpus=1))
+
+
+def test_the_best_of_a_large_space_is_no_slower_than_the_layout_of_a_public_run():
+    """Megatron-Bridge trains it on eight GB300 with all experts divided over them."""
+    spec, device = load("qwen3-30b-a3b"), gpu("gb300-288gb")
+    run = {"seq": 4096, "global_batch": 512, "matmul": "mxfp8", "recipe": "megatron-bf16", "implementation": "fused"}
+    best = search(spec, SearchPlan(gpus=8, **run), device).layouts[0]
+    used = TimePlan(dp=8, ep=8, zero=1, micro_batch=4, optimizer_kernel="fused", **run)
+    assert train(spec, used, device).fits
+    assert best.time.step_seconds <= step_time(spec, used, device).step_seconds
