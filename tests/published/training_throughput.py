@@ -111,6 +111,13 @@ class Case:
         assert self.measured
         return self.answer().tokens_per_s_per_gpu / self.measured - 1
 
+    def baseline(self) -> float:
+        """The same of a fixed MFU of 0.40 at the dense peak of the run's number format."""
+        answer = self.answer()
+        assert answer.mfu
+        assert self.measured
+        return answer.tokens_per_s_per_gpu * 0.40 / answer.mfu / self.measured - 1
+
 
 @cache
 def model(name: str, layers: int = 0, seq: int = 0) -> ModelSpec:
@@ -447,7 +454,9 @@ def main(path: Path = FILE) -> None:
         sizes = [abs(error) for error in errors]
         middle, worst = 100 * median(sizes), 100 * percentile(sizes, 0.9)
         mean = 100 * sum(errors) / len(errors)
-        print(f"{name:40} {len(members):4} rows  mean {mean:+6.1f}  median {middle:5.1f}  p90 {worst:5.1f}")
+        fixed = 100 * median(abs(one.baseline()) for one in members)
+        errors_told = f"mean {mean:+6.1f}  median {middle:5.1f}  p90 {worst:5.1f}  (MFU of 0.40: median {fixed:5.1f})"
+        print(f"{name:40} {len(members):4} rows  {errors_told}")
     ranked = pairs(good)
     right = sum(ok for _, _, ok in ranked)
     print(f"pairs of layouts ranked right: {right} of {len(ranked)}")
