@@ -8,7 +8,7 @@ PIP := $(PY) -m pip --disable-pip-version-check install
 SELF := $(MAKE)
 GET := .ci/get
 
-.PHONY: help run test-fast test test-all record check types bench bench-gpu picture resolve
+.PHONY: help run test-fast test test-all record check types bench bench-gpu docs picture resolve
 .DEFAULT_GOAL := help
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo "make check      ruff, formatting, mypy --strict"
 	@echo "make bench      print speed and size against their targets"
 	@echo "make bench-gpu  time Triton's kernels against the vendor's, where there is a GPU"
+	@echo "make docs       write the tables of README.md and docs/ again"
 	@echo "make picture    take the README's picture again"
 	@echo "make resolve    check that PyPI's CUDA build of torch and a CPU build both satisfy requirements.txt"
 
@@ -63,6 +64,9 @@ bench: $(VENV)/.measuring-ready $(VENV)/.browser-ready
 
 bench-gpu: $(VENV)/.measuring-ready
 	@$(PY) -m tests.bench_gpu
+
+docs: $(VENV)/.testing-ready
+	$(PY) -m tests.docs
 
 picture: $(VENV)/.measuring-ready $(VENV)/.browser-ready
 	$(PY) -m tests.pages.picture

@@ -20,7 +20,7 @@ _MOST_TP: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way to use a model: fields of the plan of `train` or of `serve`, beside those that are the same for all ways."""
+    """A way to use a model: fields of the plan of `train` or of `serve`, besides those that are the same for all ways."""
 
     name: str
     command: Literal["train", "serve"]

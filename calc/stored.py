@@ -1,4 +1,4 @@
-"""What a checkpoint stores beside what its class builds, and why the two differ: what a Hub page would say."""
+"""What a checkpoint stores against what its class builds, and why the two differ: what a Hub page would say."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _sums(sums: Mapping[str, Sum]) -> dict[str, dict[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class AnswerWithStored:
-    """The parameters of the class, and what the checkpoint stores beside them."""
+    """The parameters of the class, and what the checkpoint stores against them."""
 
     answer: ParameterAnswer
     comparison: Comparison
@@ -107,12 +107,12 @@ def hub_total(answer: ParameterAnswer) -> HubTotal | None:
     if entry is None or entry.hub_total is None:
         return None
     difference = entry.hub_total - answer.total
-    beside = answer.not_in_total if difference else {}
+    outside = answer.not_in_total if difference else {}
     reasons = [
         f"{amount:+,}: {name} layers, which the checkpoint holds and the class does not build"
-        for name, amount in beside.items()
+        for name, amount in outside.items()
     ]
-    rest = difference - sum(beside.values())
+    rest = difference - sum(outside.values())
     if rest:
         reasons.append(f"{rest:+,}: {entry.note or 'not explained'}")
     return HubTotal(entry.hub_total, difference, tuple(reasons), entry.hub_total_source)

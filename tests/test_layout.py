@@ -48,7 +48,7 @@ INSIDE_FUNCTIONS_ONLY = {"calc/sources": {"huggingface_hub", "gguf", "safetensor
 
 TOP_LEVEL = {
     *("app.py", "calc", "kernels", "measure", "pages", "tests", "requirements.txt"),
-    *("README.md", "Makefile", "pyproject.toml", "LICENSE", ".streamlit", ".ci", ".gitignore"),
+    *("README.md", "docs", "CHANGELOG.md", "Makefile", "pyproject.toml", "LICENSE", ".streamlit", ".ci", ".gitignore"),
     *(".pre-commit-config.yaml", "CONTRIBUTING.md"),
 }
 HEAVY = (

@@ -1,4 +1,4 @@
-"""`python -m calc log FILE`: a serving engine's start-up log beside what is computed."""
+"""`python -m calc log FILE`: a serving engine's start-up log against what is computed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from calc.commands import COMMANDS, flag, word
 from calc.errors import InputError
 from calc.units import show_value
 
-HELP = "a serving engine's start-up log beside what is computed"
+HELP = "a serving engine's start-up log against what is computed"
 _COLUMNS = ("quantity", "logged", "predicted", "residual", "relative_error", "line")
 
 

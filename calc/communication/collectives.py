@@ -91,7 +91,7 @@ def collectives_of(spec: ModelSpec, plan: CommunicationPlan, stage: Stage) -> tu
 
 
 class _Unit(NamedTuple):
-    """Tensors that are communicated together, so often: one layer, or what is beside the layers."""
+    """Tensors that are communicated together, so often: one layer, or what is outside the layers."""
 
     name: str
     times: int

@@ -39,6 +39,6 @@ class CommunicationPlan(TrainingPlan):
 
     @property
     def idle(self) -> dict[str, str]:
-        """Fields that change nothing beside the others, each with the reason."""
+        """Fields that change nothing next to the others, each with the reason."""
         reasons = super().idle | dict.fromkeys(_SILENT, "it moves nothing between GPUs")
         return reasons | ({} if self.cp > 1 else {"context_exchange": "cp is 1"})

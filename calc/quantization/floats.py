@@ -21,7 +21,7 @@ def fp8(fields: Fields, config: Mapping[str, Any]) -> Quantization:
     rules = list(wide(skipped))
     if isinstance(fields.data.get("quantized_layers"), dict):
         rules = [*layer_rules(fields), *rules]
-    elif config.get("expert_dtype") == "fp4":  # DeepSeek-V4: MXFP4 experts beside fp8 blocks
+    elif config.get("expert_dtype") == "fp4":  # DeepSeek-V4: MXFP4 experts next to fp8 blocks
         rules.insert(0, Rule(Modules(["ffn.experts", "mlp.experts"], "expert_dtype"), schemes.mx(4)))
     return Quantization("fp8", scheme, tuple(rules), kv_dtype=kv_of(fields))
 

@@ -130,7 +130,7 @@ def bnb4(kind: str, *, double: bool) -> Scheme:
 
 
 def bnb4_tables(*, double: bool) -> tuple[Tensor, ...]:
-    """What a saved 4-bit layer holds beside: the 16 values of its format, and the 256 of its scales'."""
+    """What a saved 4-bit layer also holds: the 16 values of its format, and the 256 of its scales'."""
     return (Tensor("table", 16 * 32, 0, 0), *((Tensor("nested_table", 256 * 32, 0, 0),) if double else ()))
 
 

@@ -1,4 +1,4 @@
-"""The buffers of one step beside weights and cache."""
+"""The buffers of one step besides weights and cache."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ class Cache:
 
     @property
     def cells(self) -> bool:
-        """Whether tokens are kept in llama.cpp's cells: rounded up to 256, with a batch's room beside each window."""
+        """Whether tokens are kept in llama.cpp's cells: rounded up to 256, with space for a batch next to each window."""
         return self.plan.engine == "llama.cpp"
 
     def tokens(self, kept: Kept, tokens: int) -> int:

@@ -1,4 +1,4 @@
-"""The table of engines: what each takes beside weights and cache, and how much cache it has room for."""
+"""The table of engines: what each takes besides weights and cache, and how much cache fits."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class ServingPlan(SpeedOptions):
         None,
         ge=0,
         le=1000,
-        description="GiB beside weights, cache and activations, in all; left out: what the engine's version is known to take",
+        description="GiB besides weights, cache and activations, in all; left out: what the engine's version is known to take",
     )
     activation_gib: float | None = Field(
         None, ge=0, le=1000, description="GiB of the highest point of a step, where a log says so; left out: computed"
@@ -173,7 +173,7 @@ class ServingPlan(SpeedOptions):
         0, ge=0, le=MOST_TOKENS, description="StreamingLLM: keep only the last so many tokens; 0: keep all"
     )
     keep_sinks: int = Field(
-        0, ge=0, le=MOST_TOKENS, description="StreamingLLM: first tokens kept beside the window (the paper keeps 4)"
+        0, ge=0, le=MOST_TOKENS, description="StreamingLLM: first tokens kept next to the window (the paper keeps 4)"
     )
     compute_efficiency: float = Field(
         1.0, gt=0, le=1, description="share of the dense peak that prefill reaches; 1: roofline"

@@ -30,7 +30,7 @@ class Load:
 
     @property
     def reserved_bytes(self) -> int:
-        """What the engine takes beside weights, cache and activations."""
+        """What the engine takes besides weights, cache and activations."""
         return int(sum(part.total for part in self.reserved))
 
     @property
@@ -65,7 +65,7 @@ class Placement:
 
 
 class Parts(Protocol):
-    """What an engine takes on one stage beside weights and cache."""
+    """What an engine takes on one stage besides weights and cache."""
 
     def __call__(
         self, spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, layers: range

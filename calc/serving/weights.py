@@ -30,7 +30,7 @@ class Experts(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StoredWeights:
-    """One layer of each sort, the sort of every layer, and what the first and the last stage hold beside layers.
+    """One layer of each sort, the sort of every layer, and what the first and the last stage hold besides layers.
 
     `experts` are those of one layer of each sort; `reread` the bytes that one reads of an earlier layer's weights. `head_copy` is
     the token table once more, which a tied model's last stage holds when it is not the first.
@@ -81,7 +81,7 @@ class StoredWeights:
 
     @cached_property
     def ends(self) -> tuple[int, int, int]:
-        """Bytes of what the first stage, the last stage, and the last of several hold beside layers."""
+        """Bytes of what the first stage, the last stage, and the last of several hold besides layers."""
         return _total(self.first), _total(self.last), _total(self.head_copy)
 
     @cached_property

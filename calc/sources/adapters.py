@@ -57,7 +57,7 @@ def _catalogued(named: str, entries: Iterable[Entry]) -> str | None:
 
 
 def adapter_note(adapter: dict[str, Any], spec: ModelSpec) -> str:
-    """What the adapter is and adds: method, rank, targets, parameters, and bytes to keep it beside its model when serving."""
+    """What the adapter is and adds: method, rank, targets, parameters, and bytes to keep it next to its model when serving."""
     fields = Fields(adapter)
     kind = str(adapter.get("peft_type") or "LORA")
     if kind.upper() != "LORA":

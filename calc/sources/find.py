@@ -157,8 +157,8 @@ def _safetensors(path: Path, stored: bool) -> Found:
     with open_plain(path):
         name = path.absolute().parent.name if path.name.startswith("model.safetensors") else path.stem
     held, notes = _held(path) if stored else (None, ())
-    beside = path.parent / "config.json"
-    if os.path.lexists(beside):
-        return Found(name, read_config(beside), held, True, assumptions=(f"config read from {beside}",), notes=notes)
-    problem = f"MODEL: {str(path)!r} has no config.json beside it, which alone says what class its tensors belong to"
+    config = path.parent / "config.json"
+    if os.path.lexists(config):
+        return Found(name, read_config(config), held, True, assumptions=(f"config read from {config}",), notes=notes)
+    problem = f"MODEL: {str(path)!r} has no config.json next to it, which alone says what class its tensors belong to"
     return Found(name, None, held, True, "; ".join((problem, *notes)))

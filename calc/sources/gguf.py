@@ -219,7 +219,7 @@ def stored_gguf(header: GgufHeader, where: str) -> StoredTensors:
 
 
 def read_gguf(path: Path) -> GgufHeader:
-    """The header of a GGUF file; the first of several splits stands for all of them, which lie beside it."""
+    """The header of a GGUF file; the first of several splits stands for all of them, which lie next to it."""
     header = _read_one(path)
     splits = header.metadata.get("split.count", 1)
     return joined(

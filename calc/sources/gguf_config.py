@@ -40,7 +40,7 @@ _LOCAL_MOE = {"expert_count": "num_local_experts", "expert_used_count": "num_exp
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """The class of an architecture and its name in transformers, its own keys beside `_FIELDS`, and the fields that its
+    """The class of an architecture and its name in transformers, its own keys besides `_FIELDS`, and the fields that its
     converter takes for granted."""
 
     architecture: str

@@ -43,7 +43,7 @@ _GROUPS = tuple(
     )
 )
 GROUPS = ("embedding", "attention", "mlp", "experts", "norms", "head", "towers", "other")
-# what a tensor is beside a weight: its name's end says so
+# what a tensor is besides a weight: its name's end says so
 _SCALE = re.compile(
     r"(weight_scale\w*|input_scale\w*|scale_inv|_global_scale|[qkv]_scale|\bscales|_scales|qzeros|g_idx|zero_point|absmax"
     r"|quant_map|SCB|weight_format|weight_shape|bitsandbytes__\w+)$"

@@ -1,6 +1,6 @@
 """The machine around a GPU: NVLink domain, network, rates that hold for hours; and the time of a collective over both.
 
-What no data sheet of the GPU says has its source beside it here. A user's own figures take their place.
+What no data sheet of the GPU says has its source next to it here. A user's own figures take their place.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from calc.kernel_times.times import Collective as Kind
 from calc.kernel_times.times import Source
 
 # Overlap: while a collective runs, compute kernels take this much longer: mean over H100, A100, MI250 and MI210, GPT and LLaMA
-# (arXiv 2507.03114, abstract: 18.9 % against compute without communication beside it)
+# (arXiv 2507.03114, abstract: 18.9 % against compute without communication at the same time)
 OVERLAP_SLOWDOWN: Final = 0.189
 OVERLAP_SOURCE: Final = "arXiv 2507.03114: compute is 18.9 % slower while communication overlaps it"
 

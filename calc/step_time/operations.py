@@ -112,7 +112,7 @@ def head_gemms(spec: ModelSpec, sharding: Sharding) -> tuple[Gemm, ...]:
 
 
 def end_parameters(spec: ModelSpec, tp: int) -> tuple[int, int]:
-    """Parameters of a rank beside the layers: on the first stage, and on the last (a tied head counts on both)."""
+    """Parameters of a rank outside the layers: on the first stage, and on the last (a tied head counts on both)."""
     first = sum(_held(weight, tp) for weight in spec.embeddings)
     last = sum(_held(weight, tp) for weight in spec.head)
     if spec.tied and spec.has_head:

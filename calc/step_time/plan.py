@@ -44,7 +44,7 @@ class TimePlan(TrainingPlan):
     )
     tp_overlap: bool | None = Field(
         None,
-        description="tensor parallelism's collectives run beside the products; left out: only with implementation fused",
+        description="tensor parallelism's collectives run at the same time as the products; left out: only with implementation fused",
     )
     reduce_format: Literal["bf16", "fp32"] | None = Field(
         None,
@@ -150,7 +150,7 @@ class TimePlan(TrainingPlan):
 
     @property
     def overlaps_tp(self) -> bool:
-        """Whether tensor parallelism's collectives run beside the products that they serve."""
+        """Whether tensor parallelism's collectives run at the same time as the products that they serve."""
         return self.implementation == "fused" if self.tp_overlap is None else self.tp_overlap
 
     @cached_property
@@ -165,12 +165,12 @@ class TimePlan(TrainingPlan):
 
     @property
     def idle(self) -> dict[str, str]:
-        """Fields that change nothing beside the others, each with the reason. Memory alone is `train`'s question."""
+        """Fields that change nothing next to the others, each with the reason. Memory alone is `train`'s question."""
         reasons = dict(super().idle)
         if not self.tp > 1:
             reasons |= dict.fromkeys(("tp_overlap", "ep_over_tp"), "tp is 1")
         if self.expert_ranks == 1:
             reasons |= {"ep_dispatch": "ep is 1"}
         for name in ("context_mib", "nccl_mib", "workspace_mib", "fragmentation_percent"):
-            reasons[name] = "it is memory beside the step's tensors, which takes no time"
+            reasons[name] = "it is memory outside the step's tensors, which takes no time"
         return reasons

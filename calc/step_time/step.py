@@ -232,7 +232,7 @@ class Step:
 
     @cached_property
     def sends(self) -> float:
-        """Exposed sends: those of the first micro-batch down the pipeline and of the last one back; the others run beside work."""
+        """Exposed sends: those of the first micro-batch down the pipeline and of the last one back; the others overlap with work."""
         plan = self.plan
         if plan.pp == 1:
             return 0.0

@@ -96,7 +96,7 @@ class PlanFields(BaseModel):
         "fp32", description="numbers of the adapters: fp32 as peft makes them since 0.12, or the model's 16 bits"
     )
     modules_to_save: Names = Field(
-        (), description="modules that train whole beside the adapters, as copies: embed_tokens, lm_head (peft)"
+        (), description="modules that train whole next to the adapters, as copies: embed_tokens, lm_head (peft)"
     )
     quantization: BaseFormat = Field(
         "nf4", description="format of the frozen weights under qlora; nf4-single and fp4 without double quantisation"

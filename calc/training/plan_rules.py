@@ -78,7 +78,7 @@ _LITGPT_RULES: tuple[Rule, ...] = (
     ),
 )
 
-# transformers' model in DeepSpeed's engine: 16-bit weights with flat fp32 shards beside them.
+# transformers' model in DeepSpeed's engine: 16-bit weights with flat fp32 shards next to them.
 _ENGINE_FIELDS = (
     "reduce_bucket_size", "contiguous_gradients", "overlap_comm", "sub_group_size", "stage3_prefetch_bucket_size",
     "stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_param_persistence_threshold",

@@ -11,9 +11,9 @@ from calc.errors import InputError
 from calc.lora import lora_parameters
 from calc.model.config import from_config
 from calc.training import TrainingPlan, train
+from tests.calc.model.reference_class import TWINS, build
 from tests.calc.model.test_multimodal import CASES
 from tests.calc.model.test_state_against_transformers import EXPERTS, FAMILIES, LATENT, SIZES
-from tests.calc.model.witness import TWINS, build
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 

@@ -147,7 +147,7 @@ def test_captured_sizes_are_those_that_vllm_lists():
 
 
 def test_an_experts_workspace_stays_from_0_17_on():
-    """Qwen1.5-MoE on 8,192 tokens: 8,192 x 4 x (max(2 x 1408, 2048) + max(1408, 2048)) x 2 bytes beside the sampler."""
+    """Qwen1.5-MoE on 8,192 tokens: 8,192 x 4 x (max(2 x 1408, 2048) + max(1408, 2048)) x 2 bytes besides the sampler."""
     assert parts(on("h100-sxm-80gb", "qwen1.5-moe-a2.7b", engine_version="0.19"))["expert_workspace"] == (
         8192 * 4 * (2816 + 2048) * 2
     )

@@ -6,7 +6,7 @@
 
 Each table of the package is fitted by a grid over its shape (calc.kernel_times.grids): least squares on the logarithm of measured
 over reference time, where each measurement lies between its 2^D nearest knots; outliers weigh less, and a small penalty on bends
-fills cells without measurements. A fifth of the shapes stays out of the fit; the error on them is written beside the table, and
+fills cells without measurements. A fifth of the shapes stays out of the fit; the error on them is written next to the table, and
 a sample of them becomes the test's data. Times are kept as integers of 1/128 of a factor of two.
 """
 

@@ -44,7 +44,7 @@ def test_the_medians_stay_where_they_are(found):
     assert shares(row.ttft for row in found)[0] < 0.30
     assert (
         shares(row.roofline_tpot for row in found)[0] > 0.6
-    )  # what launches, small matmuls and prompts beside decoding add
+    )  # what launches, small matmuls and prompts next to decoding add
 
 
 def test_no_engine_is_off_to_one_side(found):

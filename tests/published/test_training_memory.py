@@ -11,15 +11,12 @@ from calc.training.overhead import FRAGMENTATION
 from tests.published.training_memory import (
     HELD_OUT,
     PREDICTED,
-    README,
     ROWS,
     UNITS,
     error_percent,
     errors_of,
     ninetieth,
     predicted,
-    summary,
-    table,
 )
 
 
@@ -54,7 +51,7 @@ def test_runs_that_were_held_out_are_predicted_as_well():
     assert max(abs(row["error_percent"]) for row in HELD_OUT) < 1.5
 
 
-def test_a_miss_has_its_cause_beside_it():
+def test_a_miss_has_its_cause_next_to_it():
     assert [row["id"] for row in PREDICTED if abs(row["error_percent"]) > 10 and not row["why"]] == []
 
 
@@ -80,10 +77,3 @@ def test_what_the_allocator_is_modelled_to_reserve_is_what_eager_runs_of_torchti
     assert len(eager) >= 8
     assert median(abs(row["error_percent"]) for row in eager) < 5
     assert max(abs(row["error_percent"]) for row in eager) < 9
-
-
-def test_the_share_within_ten_percent_and_the_median_are_those_of_the_readme():
-    print(*table(), summary(), sep="\n")
-    text = README.read_text(encoding="utf-8")
-    assert summary() in text
-    assert "\n".join(table()) in text

@@ -1,4 +1,4 @@
-"""vLLM's own figures of its memory, from public logs and reports, beside what is computed for the same plan from scratch.
+"""vLLM's own figures of its memory, from public logs and reports, against what is computed for the same plan from scratch.
 
 `python tests/published/vllm_memory.py` prints the table. A row's plan is what its source states; nothing is set from its figures but
 the driver's total of its card.

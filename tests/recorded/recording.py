@@ -34,7 +34,7 @@ settings: dict[str, Any] = {"recorded": "read", "seed": datetime.date.today().is
 
 class Recording:
     """One file of results. `code` names the modules that make them, `packages` what they are made with, `again` how many a
-    sample runs again beside one of each program."""
+    sample runs again, and one of each program."""
 
     def __init__(self, name: str, code: tuple[str, ...], packages: tuple[str, ...], again: int = 3) -> None:
         self.path, self.code, self.packages, self.again = FOLDER / f"{name}.jsonl", code, packages, again

@@ -238,7 +238,7 @@ def biogpt(fields: Fields) -> ModelSpec:
 
 
 def whisper(fields: Fields) -> ModelSpec:
-    """Whisper (arXiv 2212.04356): the decoder's layers, with the encoder of sound beside them: two convolutions over the mel bins,
+    """Whisper (arXiv 2212.04356): the decoder's layers, with the encoder of sound next to them: two convolutions over the mel bins,
     fixed positions, and pre-norm layers."""
     spec = decoder(_WHISPER)(fields)
     width, heads = fields.size("d_model"), fields.size("encoder_attention_heads")

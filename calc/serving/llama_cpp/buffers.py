@@ -82,7 +82,7 @@ def _heads(kind: Layer) -> int:
 
 
 def _feed_forward(spec: ModelSpec, kind: Layer, plan: ServingPlan) -> _Terms:
-    """Gate, up and their product beside the layer's input, its norm and what attention gave."""
+    """Gate, up and their product next to the layer's input, its norm and what attention gave."""
     layer, hidden = kind.feed_forward, spec.hidden_size
     if isinstance(layer, MLP):
         inner = (3 if layer.gated else 2) * layer.intermediate_size

@@ -1,4 +1,4 @@
-"""Start-up logs of serving engines: what they say, beside what is computed for the same plan."""
+"""Start-up logs of serving engines: what they say, against what is computed for the same plan."""
 
 from calc.serving.logs.comparison import LogAnswer, compared
 from calc.serving.logs.reader import LogFacts, read

@@ -1,4 +1,4 @@
-"""What a log says beside what is computed for the plan that it states."""
+"""What a log says against what is computed for the plan that it states."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class LogAnswer:
 
 
 def compared(facts: LogFacts, spec: ModelSpec | None, given: Mapping[str, Any], gpu: Gpu | None = None) -> LogAnswer:
-    """The log beside the answer of `serve`; what the plan's fields say in `given` wins over the log. Without a model only the log."""
+    """The log against the answer of `serve`; what the plan's fields say in `given` wins over the log. Without a model only the log."""
     plan = ServingPlan.model_validate(_stated(facts) | dict(given))
     total = facts.bytes.get("total")
     card = custom_gpu(memory_gib=total / GiB, base=gpu) if total else gpu

@@ -1,4 +1,4 @@
-"""The speed of a serving plan: the ideal roofline, and beside it the time of steps summed from measured kernels."""
+"""The speed of a serving plan: the ideal roofline, and next to it the time of steps summed from measured kernels."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ class _Prompts:
         budget = np.maximum(rules.step_tokens - (running if rules.mixes else 0), 1)
         self.packed = np.clip(np.floor(budget / self.new), 1, running)
         self.chunks = np.ceil(self.new / budget) if rules.chunks else np.ones_like(self.new + budget)
-        self.mixes, self.beside = rules.mixes, running if rules.mixes else 0 * running
+        self.mixes, self.decoding = rules.mixes, running if rules.mixes else 0 * running
         self.base = step if rules.mixes else 0.0
         self.alone, self.together = self.seconds(1), self.seconds(self.packed)
 
@@ -135,7 +135,7 @@ class _Prompts:
         in_one = np.minimum(prompts, self.packed)
         new = self.new / self.chunks
         cached = self.load.cached + (self.chunks - 1) / 2 * new
-        return passes * (self.times.mixed(self.beside, self.context, in_one, new, cached) - self.base)
+        return passes * (self.times.mixed(self.decoding, self.context, in_one, new, cached) - self.base)
 
     def later_rounds(self, cycle: Any, cost: Any, each: Any, looks: Any) -> Any:
         """Mean seconds that a prompt waits in the rounds after the first.
@@ -164,8 +164,8 @@ class _Prompts:
     def burst(self) -> Any:
         """Mean seconds to the first token where all arrive at once: prompts pass the tokenizer, then the steps, one after another."""
         steps = np.ceil(self.running / self.packed)
-        beside = self.base / 2 * (1 - 1 / self.running)
-        slowest = np.maximum(self.together + beside, self.packed * self.load.prompt * TOKENISE)
+        decoding = self.base / 2 * (1 - 1 / self.running)
+        slowest = np.maximum(self.together + decoding, self.packed * self.load.prompt * TOKENISE)
         return (steps + 1) / 2 * slowest
 
 

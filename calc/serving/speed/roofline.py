@@ -57,7 +57,7 @@ class Speed:
         return self.decode_step() if self.decode_step else None
 
     def as_json(self) -> dict[str, Any]:
-        """What stands beside `ttft_s`, `tpot_s` and `tokens_per_s` in the answer."""
+        """What stands next to `ttft_s`, `tpot_s` and `tokens_per_s` in the answer."""
         step = self.step
         return {
             "times": self.source,

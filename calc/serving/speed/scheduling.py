@@ -64,7 +64,7 @@ TRTLLM = Scheduling(
     step_tokens=8192,
     sequences=2048,
     reserves=1.0,
-    source="TensorRT-LLM: whole prompts beside the sequences that decode, up to max_num_tokens; GUARANTEED_NO_EVICT",
+    source="TensorRT-LLM: whole prompts in one step with the sequences that decode, up to max_num_tokens; GUARANTEED_NO_EVICT",
 )
 _ENGINES: Mapping[str, Scheduling] = {"sglang": SGLANG, "tensorrt-llm": TRTLLM}
 

@@ -1,4 +1,4 @@
-"""What the profile of a model with pictures holds beside the text's step: the encoder's outputs and its inputs."""
+"""What the profile of a model with pictures holds besides the text's step: the encoder's outputs and its inputs."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def _step(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, *, first: bool, l
 
 
 def _feed_forward(kind: Layer, plan: ServingPlan) -> tuple[str, int]:
-    """Features of gate, up and their product, of the dense layer or of the shared expert beside the router's logits."""
+    """Features of gate, up and their product, of the dense layer or of the shared expert next to the router's logits."""
     layer = kind.feed_forward
     if isinstance(layer, MLP):
         return "feed_forward", _mlp(layer, plan.tp)
@@ -148,7 +148,7 @@ def _expert_workspace(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None) -> tu
 
 
 def _sampler(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None) -> tuple[Component, ...]:
-    """Logits and what sampling makes of them, beside the step's hidden states and the chosen rows of them."""
+    """Logits and what sampling makes of them, next to the step's hidden states and the chosen rows of them."""
     number = version(plan.engine_version)
     tokens, sequences = step_limits(plan, gpu)
     words, hidden = spec.vocab_size, spec.hidden_size

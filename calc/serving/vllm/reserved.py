@@ -1,4 +1,4 @@
-"""What a rank of vLLM takes beside the weights, the profile's peak and the cache."""
+"""What a rank of vLLM takes besides the weights, the profile's peak and the cache."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _URL = "https://github.com/vllm-project/vllm"
 def reserved(
     spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, layers: range, *, last: bool
 ) -> tuple[Component, ...]:
-    """What a rank takes beside the weights, the profile's peak and the cache: outside torch, tables and states that stay, graphs."""
+    """What a rank takes besides the weights, the profile's peak and the cache: outside torch, tables and states that stay, graphs."""
     if plan.overhead_gib is not None:
         value = int(plan.overhead_gib * GiB)
         formula = Formula("<o>", "given by the plan")

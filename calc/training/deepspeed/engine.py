@@ -1,4 +1,4 @@
-"""Bytes of DeepSpeed's ZeRO optimizer on one rank beside its states, by what its stages make (stage_1_and_2.py, stage3.py).
+"""Bytes of DeepSpeed's ZeRO optimizer on one rank besides its states, by what its stages make (stage_1_and_2.py, stage3.py).
 
 The trained weights lie in one flat tensor. Gradients leave backward through buckets of a fixed size, into a flat shard. At the step
 the shard is flattened and cast to fp32 while the one that backward left is still there; stage 3 does so for one sub-group at a time.
@@ -19,7 +19,7 @@ URL: Final = "https://github.com/deepspeedai/DeepSpeed/tree/v0.12.6/deepspeed/ru
 
 
 class EngineBytes(NamedTuple):
-    """Bytes beside weights, gradients and optimizer states: always there, through backward alone, and at the step.
+    """Bytes besides weights, gradients and optimizer states: always there, through backward alone, and at the step.
 
     `partition`: the gradients of the micro-batch that runs, until they are added to those of the earlier ones.
     """

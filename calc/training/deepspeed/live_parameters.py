@@ -1,4 +1,4 @@
-"""What ZeRO-3 of DeepSpeed holds whole beside its shards while a model runs (partitioned_param_coordinator.py).
+"""What ZeRO-3 of DeepSpeed holds whole next to its shards while a model runs (partitioned_param_coordinator.py).
 
 The weights of a module are gathered before it runs and released after, but not those that will be used again within
 `stage3_max_reuse_distance` elements; the weights of the modules to come are gathered ahead, up to `stage3_prefetch_bucket_size`.

@@ -1,4 +1,4 @@
-"""DeepSpeed's engine beside a transformers model on one device: its buffers as leaves, and its live parameters."""
+"""DeepSpeed's engine around a transformers model on one device: its buffers as leaves, and its live parameters."""
 
 from __future__ import annotations
 

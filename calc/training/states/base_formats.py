@@ -1,4 +1,4 @@
-"""The formats in which the frozen weights under adapters lie: what each keeps for a weight, and beside each weight's tensor."""
+"""The formats in which the frozen weights under adapters lie: what each keeps for a weight, and next to each weight's tensor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class BaseLedger:
-    """What a format keeps. `tables` are bytes beside each weight's tensor."""
+    """What a format keeps. `tables` are bytes next to each weight's tensor."""
 
     stored: tuple[Stored, ...]
     tables: tuple[tuple[str, int], ...]

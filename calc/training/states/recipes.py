@@ -71,7 +71,7 @@ RECIPES: Final = {
     "megatron-bf16": _recipe(
         2, 2, 4, ("main_gradient", 4, "gradients", 2), _MASTER, source=_MEGATRON, url=_MEGATRON_URL
     ),
-    # Main gradients and moments in bf16 beside fp32 master weights.
+    # Main gradients and moments in bf16 next to fp32 master weights.
     "megatron-precision-aware": _recipe(
         2,
         2,

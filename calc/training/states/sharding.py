@@ -261,7 +261,7 @@ def _group(group: str, groups: tuple[Placed, ...], key: StateKey) -> Component:
 
 
 def _tables(groups: tuple[Placed, ...]) -> tuple[str, int, str, str]:
-    """The tables beside each quantised weight: their name, bytes and source."""
+    """The tables next to each quantised weight: their name, bytes and source."""
     base = next(tensor.quantised for tensors, _ in groups for tensor in tensors.tensors if tensor.quantised)
     ledger = BASE_FORMATS[base]
     return "quantisation_tables", sum(size for _, size in ledger.tables), ledger.source, ledger.url

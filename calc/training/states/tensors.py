@@ -39,7 +39,7 @@ class Tensor:
     frozen: bool = False  # it never trains: of a tower that no text reaches, of a reference
     wide: bool = False  # its model class keeps it in fp32
     quantised: BaseFormat | Literal[""] = ""  # the format in which it lies frozen
-    saved: bool = False  # a copy that trains beside its frozen original (peft's modules_to_save)
+    saved: bool = False  # a copy that trains next to its frozen original (peft's modules_to_save)
 
     @property
     def elements(self) -> int:
@@ -114,7 +114,7 @@ HEAD_MODULES = frozenset({"lm_head", "embed_out", "output"})
 class Lora:
     """Adapters of one rank on the linear layers named in `targets`; () means peft's own choice, "all-linear" all of them.
 
-    `magnitude`: DoRA's, with a learned length for each output beside them. `quantised`: QLoRA's, beside linear layers in `base`.
+    `magnitude`: DoRA's, with a learned length for each output next to them. `quantised`: QLoRA's, next to linear layers in `base`.
     `width`: bytes of a number of the adapters. `dropout` of their inputs. `saved`: modules that train whole, as a copy
     (modules_to_save). `keeps_input`: bitsandbytes' 4-bit product keeps its input, as it did up to 0.42.
     """

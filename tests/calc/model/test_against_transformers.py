@@ -9,7 +9,7 @@ import pytest
 from calc.catalogue import catalogue, load, load_config
 from calc.model.spec import ModelSpec
 from calc.parameters import parameters
-from tests.calc.model.witness import TWINS, build, count, vision_count
+from tests.calc.model.reference_class import TWINS, build, count, vision_count
 
 # FutureWarning: transformers renames fields that published configs still use
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning")]

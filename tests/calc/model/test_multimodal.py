@@ -12,7 +12,7 @@ from calc.model.config import from_config
 from calc.model.families import FAMILIES
 from calc.parameters import parameters
 from calc.training import TrainingPlan, train
-from tests.calc.model.witness import build, count
+from tests.calc.model.reference_class import build, count
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 

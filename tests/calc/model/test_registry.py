@@ -9,7 +9,7 @@ import pytest
 from calc.errors import InputError
 from calc.model.config import from_config
 from calc.parameters import parameters
-from tests.calc.model.witness import build, count
+from tests.calc.model.reference_class import build, count
 
 pytestmark = pytest.mark.torch
 

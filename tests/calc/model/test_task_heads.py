@@ -9,7 +9,7 @@ from calc.model.config import from_config
 from calc.model.families import FAMILIES
 from calc.model.families.class_names import TRUNKS, folded
 from calc.parameters import parameters
-from tests.calc.model.witness import build, count
+from tests.calc.model.reference_class import build, count
 
 ENDS = (
     "ForSequenceClassification",

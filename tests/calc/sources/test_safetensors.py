@@ -118,10 +118,10 @@ def test_a_file_without_a_config_is_counted_by_params_and_refused_by_the_others(
     answer = json.loads(run(["params", str(path), "--format", "json"]))
     assert (answer["total"], answer["embedding"], answer["active"], answer["trainable"]) == (11, 8, None, None)
     assert answer["stored"]["bytes"] == 38
-    assert "has no config.json beside it" in answer["notes"][0]
+    assert "has no config.json next to it" in answer["notes"][0]
     assert "counted from the stored tensors alone" in run(["params", str(path)])
     for command in ("train", "serve", "compute"):
-        with pytest.raises(InputError, match=r"has no config\.json beside it"):
+        with pytest.raises(InputError, match=r"has no config\.json next to it"):
             run([command, str(path)])
 
 

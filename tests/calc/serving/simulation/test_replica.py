@@ -63,7 +63,7 @@ def test_a_mixed_step_takes_prompts_beside_decoding_and_prompts_first_holds_deco
     assert mixed.outcomes[0].first == 1.0
     assert mixed.outcomes[1].first == pytest.approx(
         3.02
-    )  # 8191 tokens beside the one that decodes, the last in the next step
+    )  # 8191 tokens next to the one that decodes, the last in the next step
     assert first.outcomes[1].first == pytest.approx(2.0)
     assert first.outcomes[0].last == pytest.approx(2.0 + 100 * 0.01)
 

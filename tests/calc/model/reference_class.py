@@ -1,4 +1,4 @@
-"""The witness: the class that a config names, built by the installed transformers on the meta device."""
+"""The independent check of a count: the class that a config names, built by the installed transformers on the meta device."""
 
 from __future__ import annotations
 
