@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from calc.breakdown import to_csv
 from calc.command_line.exit_codes import guarded
+from calc.command_line.external_runs import FROM_HELP, TO_HELP, from_, to
 from calc.command_line.flags import Parser, add_format, add_gpu_flags, add_plan_flags, chosen_format
 from calc.command_line.log import HELP as LOG_HELP
 from calc.command_line.log import log
@@ -46,17 +47,18 @@ def run(argv: Sequence[str]) -> str:
     name, rest = argv[0], argv[1:]
     if name in lists:
         return lists[name](rest)
-    if name == "log":
-        return log(rest)
+    others: dict[str, Callable[[Sequence[str]], str]] = {"log": log, "from": from_, "to": to}
+    if name in others:
+        return others[name](rest)
     if name not in COMMANDS:
-        raise InputError.of("command", name, f"it must be one of {', '.join((*COMMANDS, 'log', *lists))}")
+        raise InputError.of("command", name, f"it must be one of {', '.join((*COMMANDS, *others, *lists))}")
     return _answer(COMMANDS[name], rest)
 
 
 def _help(lists: Mapping[str, object]) -> str:
     lines = ["usage: python -m calc COMMAND [MODEL] [flags]   (--help after a command lists its flags)", ""]
     lines += [f"  {command.name:<10} {command.help}" for command in COMMANDS.values()]
-    lines.append(f"  {'log':<10} {LOG_HELP}")
+    lines += [f"  {name:<10} {text}" for name, text in (("log", LOG_HELP), ("from", FROM_HELP), ("to", TO_HELP))]
     lines += [f"  {name:<10} the catalogue of {name}, each with its source" for name in lists]
     return "\n".join(lines)
 

@@ -1,0 +1,189 @@
+"""llama.cpp's `llama-server` (https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md)."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, get_args
+
+from calc.external_formats.draft import (
+    NO_EFFECT,
+    Draft,
+    NotSaid,
+    Setting,
+    ignores,
+    named,
+    one_of,
+    refuses,
+    sets,
+    states,
+    text,
+    truth,
+    whole,
+)  # fmt: skip
+from calc.external_formats.writing import Writing, left_over
+from calc.serving.plan import WeightName
+
+_KV: Final = {
+    "f32": "fp32", "f16": "fp16", "bf16": "bf16", "q8_0": "q8_0", "q4_0": "q4_0", "q4_1": "q4_1", "q5_0": "q5_0", "q5_1": "q5_1",
+}  # fmt: skip
+_WEIGHTS: Final = {
+    name.removeprefix("gguf-").lower(): name for name in get_args(WeightName) if name.startswith("gguf-")
+}
+_QUANT: Final = re.compile(
+    r"(?<![A-Za-z0-9])(I?Q\d\w*|F16|BF16|MXFP4)(?=\.gguf$|-\d{5}-of-\d{5}|$|[-.])", re.IGNORECASE
+)
+
+
+def _model(draft: Draft, value: Any) -> str:
+    name, _, quant = text(value).partition(":")
+    draft.model = name
+    if quant:
+        draft.facts["quant"] = quant
+    elif found := _QUANT.search(name):
+        draft.facts["quant"] = found[1]
+    return f"model {name}" + (f", weights {draft.facts['quant']}" if "quant" in draft.facts else "")
+
+
+def _file(draft: Draft, value: Any) -> str:
+    found = _QUANT.search(text(value))
+    if not found:
+        raise NotSaid("the file's name tells no quantisation")
+    draft.facts["quant"] = found[1]
+    return f"weights {found[1]}"
+
+
+def _context(draft: Draft, value: Any) -> str:
+    size = whole(value)
+    if size == 0:
+        raise NotSaid("0 takes the model's own context; give --context")
+    draft.facts["context"] = size
+    return f"cache of {size} tokens over all slots"
+
+
+def _layers(draft: Draft, value: Any) -> str:
+    if value in ("all", "auto"):
+        draft.plan["gpu_layers"] = None if value == "all" else "auto"
+    else:
+        layers = whole(value)
+        draft.plan["gpu_layers"] = None if layers >= 99 or layers < 0 else layers
+    layers_shown = draft.plan["gpu_layers"]
+    return f"gpu_layers {'all' if layers_shown is None else layers_shown}"
+
+
+def _flash(draft: Draft, value: Any) -> str:
+    if str(value) in ("auto", "-1"):
+        return NO_EFFECT
+    draft.plan["flash_attention"] = truth(value)
+    return f"flash_attention {draft.plan['flash_attention']}"
+
+
+_cache = one_of(_KV, "not a cache format here")
+_DEVICES = "several GPUs are not modelled for llama.cpp"
+SETTINGS: Final = {
+    **named("m model hf hfr hf-repo", Setting(_model)),
+    **named("hff hf-file", Setting(_file)),
+    **named("c ctx-size", Setting(_context)),
+    **named("np parallel", states("slots")),
+    **named("ub ubatch-size", sets("ubatch")),
+    **named("b batch-size", sets("max_batched_tokens")),
+    **named("ngl gpu-layers n-gpu-layers", Setting(_layers)),
+    **named("fa flash-attn", Setting(_flash, is_switch=True)),
+    **named("ctk cache-type-k", states("cache_k", _cache)),
+    **named("ctv cache-type-v", states("cache_v", _cache)),
+    **named("n predict n-predict", sets("output")),
+    **named("kvu kv-unified", refuses("each slot is taken to have its share of the context", is_switch=True)),
+    **named("sm split-mode", refuses(_DEVICES, unless=lambda value: value == "none")),
+    **named("ts tensor-split", refuses(_DEVICES)),
+    "rpc": refuses(_DEVICES),
+    **named("ot override-tensor", refuses("tensors moved by name are not modelled")),
+    **named("cmoe cpu-moe", refuses("experts in host memory are not modelled", is_switch=True)),
+    **named("ncmoe n-cpu-moe", refuses("experts in host memory are not modelled")),
+    "swa-full": refuses("window caches are counted at their own size", is_switch=True),
+    **named("nkvo no-kv-offload", refuses("a cache in host memory is not modelled", is_switch=True)),
+    **named("md model-draft hfd hf-repo-draft", refuses("the draft's own weights and cache are not counted")),
+    **named("draft draft-n draft-max", sets("draft_tokens")),
+    **named("mm mmproj mmu mmproj-url", refuses("the projector of pictures is not counted")),
+    **named("lora lora-scaled", refuses("adapters are not counted")),
+    **named("fit fitt fitc", refuses("what is left out keeps its default; nothing is fitted")),
+    "rope-scaling": refuses("the config is read as the file has it"),
+    **named("embedding embeddings rerank reranking", refuses("only generation is modelled", is_switch=True)),
+    **ignores(
+        "host port a alias api-key t threads tb threads-batch chat-template chat-template-file temp temperature top-k top-p min-p "
+        "s seed prio poll numa cache-reuse dt defrag-thold draft-min draft-p-min ngld gpu-layers-draft lv log-file mg main-gpu "
+        "slot-save-path timeout to threads-http keep repeat-penalty presence-penalty frequency-penalty dev device lm load-mode "
+        "hft hf-token reasoning-format reasoning-budget cram cache-ram ctxcp ctx-checkpoints chat-template-kwargs samplers path "
+        "rope-scale rope-freq-base rope-freq-scale yarn-orig-ctx repeat-last-n"
+    ),
+    **ignores(
+        "jinja no-mmap mlock mmap no-webui v verbose metrics slots cont-batching cb no-cont-batching no-warmup log-disable props "
+        "no-context-shift context-shift offline no-jinja no-slots repack no-mmproj ignore-eos e escape",
+        is_switch=True,
+    ),
+}  # fmt: skip
+
+
+def finish(draft: Draft) -> None:
+    """The context of a slot, the cache's format, and the file's quantisation."""
+    plan = draft.plan
+    plan["engine"] = "llama.cpp"
+    slots = max(1, draft.whole("slots"))
+    plan["concurrency"] = slots
+    if "context" in draft.facts:
+        plan["context"] = max(1, draft.whole("context") // slots)
+    else:
+        draft.assume(
+            "context", 4096, "-c is left out, so that the server takes what the model has and the memory allows"
+        )
+    if plan.get("output", 0) <= 0:
+        plan.pop("output", None)
+    keys, values = draft.facts.get("cache_k", "fp16"), draft.facts.get("cache_v", "fp16")
+    plan["kv_dtype"] = keys
+    if keys != values:
+        draft.not_understood.append(
+            f"--cache-type-v: values in {values} beside keys in {keys} are not modelled; both are taken as {keys}"
+        )
+    quant = str(draft.facts.get("quant", "")).lower()
+    if quant in _WEIGHTS:
+        plan["weights"] = _WEIGHTS[quant]
+    elif quant:
+        draft.not_understood.append(f"weights {quant}: not a GGUF type here; a .gguf file is read as it stores them")
+    elif not draft.model.endswith(".gguf"):
+        draft.assume("weights", "gguf-Q4_K_M", "llama-server's default for a repository that names none")
+    if "gpu_layers" in plan and plan["gpu_layers"] is None:
+        del plan["gpu_layers"]
+
+
+def write(writing: Writing) -> str:
+    """The `llama-server` command of a plan. Its -c is the context of all slots together."""
+    plan = writing.plan
+    writing.only("engine", "llama.cpp", "logical")
+    words = ["llama-server"]
+    weights = writing.say("weights", "auto")
+    quant = weights.removeprefix("gguf-") if weights.startswith("gguf-") else ""
+    if weights != "auto" and not quant:
+        writing.unsaid("weights", "llama.cpp has GGUF's types")
+    is_file = writing.model.endswith(".gguf")
+    words += ["-m" if is_file else "-hf", writing.hub_id + (f":{quant}" if quant and not is_file else "")]
+    if quant and is_file and quant.lower() not in writing.model.lower():
+        writing.unsaid("weights", "the file has the type that it has")
+    if not is_file and "gguf" not in writing.hub_id.lower():
+        writing.notes.append(f"MODEL {writing.model}: name a GGUF file or repository of it in its place")
+    slots, context = writing.say("concurrency", 1), writing.say("context", 4096)
+    words += ["-c", str(context * slots), "-np", str(slots)]
+    if plan.ubatch != 512:
+        words += ["-ub", str(plan.ubatch)]
+    layers = writing.say("gpu_layers", "all")
+    words += ["-ngl", str(layers)]
+    writing.say("ubatch", 512)
+    if not writing.say("flash_attention", True):
+        words += ["-fa", "off"]
+    for name, option in (("max_batched_tokens", "-b"), ("output", "-n"), ("draft_tokens", "--draft-max")):
+        if value := writing.say(name, 0):
+            words += [option, str(value)]
+    names = {value: key for key, value in _KV.items()} | {"auto": "f16"}
+    cache = writing.say("kv_dtype", "auto")
+    if cache in names:
+        words += ["-ctk", names[cache], "-ctv", names[cache]] if cache not in ("auto", "fp16") else []
+    else:
+        writing.unsaid("kv_dtype", "llama.cpp has no such cache")
+    return left_over(writing, words)

@@ -1,0 +1,220 @@
+"""torchtitan's TOML job configs (torchtitan/config/job_config.py), and its flags, `--training.seq_len 8192`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from calc.external_formats.draft import (
+    NO_EFFECT,
+    Draft,
+    NotSaid,
+    Setting,
+    Table,
+    ignores,
+    named,
+    one_of,
+    refuses,
+    sets,
+    states,
+    text,
+    truth,
+    whole,
+)  # fmt: skip
+from calc.external_formats.writing import Writing, note_rest
+
+# name and flavor of a model as the catalogue has it (torchtitan/models/*/__init__.py)
+_FLAVORS: Final = {
+    ("llama3", "8B"): "meta-llama-3.1-8b", ("llama3", "70B"): "meta-llama-3.1-70b", ("llama3", "405B"): "meta-llama-3.1-405b",
+    ("deepseek_v3", "671B"): "deepseek-v3", ("qwen3", "8B"): "qwen3-8b",
+}  # fmt: skip
+_SCHEDULES: Final = {
+    "1F1B": "1f1b", "GPipe": "gpipe", "Interleaved1F1B": "interleaved", "InterleavedZeroBubble": "interleaved-zb", "ZBVZeroBubble": "zb-v",
+    "LoopedBFS": "looped-bfs", "DualPipeV": "dualpipe-v",
+}  # fmt: skip
+
+
+def _degree(name: str) -> Setting:
+    """A degree that may be -1: whatever ranks are left."""
+
+    def apply(draft: Draft, value: Any) -> str:
+        degree = whole(value)
+        if degree == -1:
+            return "whatever ranks are left"
+        draft.facts[name] = degree
+        return f"{name.replace('_', ' ')} {degree}"
+
+    return Setting(apply)
+
+
+def _converters(draft: Draft, value: Any) -> str:
+    if value in ("", [], ()):
+        return NO_EFFECT
+    raise NotSaid("converted layers (float8, mx) are not modelled for torchtitan")
+
+
+def _recompute(draft: Draft, value: Any) -> str:
+    draft.plan["recompute"] = one_of(
+        {"none": "none", "selective": "selective", "full": "full"}, "not a mode known here"
+    )(value)
+    return f"recompute {draft.plan['recompute']}"
+
+
+def _reshard(draft: Draft, value: Any) -> str:
+    policy = one_of({"default": "default", "never": "never", "always": "always"}, "not a policy known here")(value)
+    if policy == "never":
+        draft.plan["reshard_after_forward"] = False
+    return NO_EFFECT if policy == "default" else f"reshard_after_forward {policy == 'always'}"
+
+
+def _batch(draft: Draft, value: Any) -> str:
+    size = whole(value)
+    if size == -1:
+        return NO_EFFECT
+    draft.plan["global_batch"] = size
+    return f"global_batch {size}"
+
+
+def _optimizer(draft: Draft, value: Any) -> str:
+    draft.plan["optimizer"] = one_of(
+        {"adam": "adamw", "adamw": "adamw", "muon": "muon"}, "this optimizer is not modelled"
+    )(value)
+    return f"optimizer {draft.plan['optimizer']}"
+
+
+def _kernel(draft: Draft, value: Any) -> str:
+    known = {"fused": "fused", "foreach": "foreach", "for-loop": "loop"}
+    draft.plan["optimizer_kernel"] = one_of(known, "the step inside backward is not modelled for torchtitan")(value)
+    return f"optimizer_kernel {draft.plan['optimizer_kernel']}"
+
+
+_FLOAT8 = refuses(
+    "float8 is not modelled for torchtitan", unless=lambda value: value is False or value == [] or value == "output"
+)
+SETTINGS: Final[Table] = {
+    "model.name": states("name", text),
+    "model.flavor": states("flavor", text),
+    **named("model.hf-assets-path model.tokenizer-path", states("assets", text)),
+    "model.converters": Setting(_converters),
+    "optimizer.name": Setting(_optimizer),
+    "optimizer.implementation": Setting(_kernel),
+    **named("training.local-batch-size training.batch-size", sets("micro_batch")),
+    "training.global-batch-size": Setting(_batch),
+    "training.seq-len": sets("seq"),
+    "training.mixed-precision-param": refuses("weights are gathered in bf16", unless=lambda value: value == "bfloat16"),
+    "training.mixed-precision-reduce": refuses("gradients are reduced in fp32", unless=lambda value: value == "float32"),
+    "training.dtype": refuses("weights are kept in fp32", unless=lambda value: value == "float32"),
+    "training.enable-cpu-offload": refuses("offloading is not modelled for torchtitan", unless=lambda value: not truth(value)),
+    **named("training.compile compile.enable", refuses("torch.compile changes what is kept; eager is modelled",
+                                                      unless=lambda value: not truth(value))),
+    **named("parallelism.data-parallel-replicate-degree training.data-parallel-replicate-degree", _degree("replicate")),
+    **named("parallelism.data-parallel-shard-degree training.data-parallel-shard-degree", _degree("shard")),
+    **named("parallelism.tensor-parallel-degree training.tensor-parallel-degree", sets("tp")),
+    **named("parallelism.pipeline-parallel-degree experimental.pipeline-parallel-degree", sets("pp")),
+    **named("parallelism.context-parallel-degree experimental.context-parallel-degree", sets("cp")),
+    "parallelism.expert-parallel-degree": sets("ep"),
+    "parallelism.expert-tensor-parallel-degree": refuses("experts are not split by tp", unless=lambda value: value == 1),
+    **named("parallelism.pipeline-parallel-schedule experimental.pipeline-parallel-schedule",
+            sets("schedule", one_of(_SCHEDULES, "not a schedule known here"))),
+    "parallelism.fsdp-reshard-after-forward": Setting(_reshard),
+    "parallelism.enable-async-tensor-parallel": refuses("overlap of tensor parallelism is not modelled",
+                                                        unless=lambda value: not truth(value)),
+    "parallelism.disable-loss-parallel": refuses("the loss is divided over tp", unless=lambda value: not truth(value)),
+    "activation-checkpoint.mode": Setting(_recompute),
+    "activation-checkpoint.selective-ac-option": refuses("selective recomputation is chosen by operator",
+                                                         unless=lambda value: value == "op"),
+    **named("float8.enable-fsdp-float8-all-gather float8.precompute-float8-dynamic-scale-for-fsdp "
+            "quantize.dense.float8.enable-fsdp-float8-all-gather quantize.linear.float8.enable-fsdp-float8-all-gather "
+            "quantize.dense.float8.precompute-float8-dynamic-scale-for-fsdp "
+            "quantize.linear.float8.precompute-float8-dynamic-scale-for-fsdp", _FLOAT8),
+    **ignores(
+        "job.dump-folder job.description job.print-args job.print-config job.custom-config-module profiling.enable-profiling "
+        "profiling.save-traces-folder profiling.profile-freq profiling.enable-memory-snapshot profiling.save-memory-snapshot-folder "
+        "metrics.log-freq metrics.enable-tensorboard metrics.save-tb-folder metrics.disable-color-printing metrics.enable-wandb "
+        "optimizer.lr optimizer.eps lr-scheduler.warmup-steps lr-scheduler.decay-ratio lr-scheduler.decay-type "
+        "lr-scheduler.min-lr-factor lr-scheduler.lr-min training.max-norm training.steps training.dataset training.dataset-path "
+        "checkpoint.enable-checkpoint checkpoint.enable checkpoint.folder checkpoint.interval checkpoint.model-weights-only "
+        "checkpoint.last-save-model-only checkpoint.last-save-model-weights-only checkpoint.export-dtype checkpoint.async-mode "
+        "checkpoint.initial-load-in-hf checkpoint.initial-load-dequantize checkpoint.initial-load-path compile.components "
+        "float8.filter-fqns float8.moe-fqns quantize.dense.float8.filter-fqns quantize.linear.float8.filter-fqns "
+        "quantize.moe.float8.fqns quantize.grouped-mm.float8.fqns float8.force-recompute-fp8-weight-in-bwd validation.enabled "
+        "validation.enable validation.dataset validation.freq validation.steps validation.local-batch-size validation.seq-len "
+        "comm.train-timeout-seconds "
+        "model.print-after-conversion model.tokenizer-path profiling.profiler-active training.seed training.deterministic "
+        "lr-scheduler.decay-style fault-tolerance.enable"
+    ),
+    "job.config-file": refuses("a file of its own, which is not opened; read it by itself"),
+}  # fmt: skip
+
+
+def finish(draft: Draft) -> None:
+    """The model by its flavor, and the ranks: shards fill what the other degrees leave."""
+    plan, facts = draft.plan, draft.facts
+    plan |= {"implementation": "torchtitan", "recipe": "fsdp-bf16", "zero": 3}
+    name, flavor = str(facts.get("name", "")), str(facts.get("flavor", ""))
+    if (name, flavor) in _FLAVORS:
+        draft.model = _FLAVORS[name, flavor]
+    elif facts.get("assets"):
+        draft.model = str(facts["assets"]).rstrip("/").removesuffix("/original/tokenizer.model")
+    draft.assume("recompute", "selective", "the default of activation_checkpoint.mode")
+    draft.assume("optimizer_kernel", "fused", "the default of optimizer.implementation")
+    draft.assume("seq", 2048, "the default of training.seq_len")
+    draft.assume("micro_batch", 8, "the default of training.local_batch_size")
+    inner = plan.get("tp", 1) * plan.get("pp", 1)
+    outer = plan.get("cp", 1)
+    replicas = draft.whole("replicate")
+    if "shard" not in facts:
+        given = draft.whole("gpus", draft.whole("nodes") * draft.whole("gpus_per_node"))
+        stated = bool({"gpus", "gpus_per_node"} & set(facts))
+        gpus = given if stated else max(8, 2 * inner * outer * replicas)
+        if not stated:
+            draft.assumed.append(
+                f"GPUs {gpus}: data_parallel_shard_degree fills those there are, which the text does not say; --gpus does"
+            )
+        facts["shard"] = max(1, gpus // (inner * outer * replicas))
+    plan["dp"] = replicas * draft.whole("shard")
+    if replicas > 1:
+        plan["dp_replicate"] = replicas
+    if plan.get("pp", 1) == 1:
+        plan.pop("schedule", None)
+
+
+def write(writing: Writing) -> str:
+    """The TOML of a plan that torchtitan trains."""
+    plan = writing.plan
+    writing.only("implementation", "torchtitan")
+    for (
+        name
+    ) in "recipe zero seq micro_batch dp dp_replicate tp pp cp ep recompute optimizer reshard_after_forward".split():
+        writing.say(name, None)
+    model = next((pair for pair, known in _FLAVORS.items() if known == writing.model), None)
+    if model is None:
+        writing.notes.append(f"MODEL {writing.model}: torchtitan has no such flavor; state model.name and model.flavor")
+    kernel = {"loop": "for-loop"}.get(writing.say("optimizer_kernel", "foreach"), plan.optimizer_kernel)
+    training: dict[str, object] = {"seq_len": plan.seq, "local_batch_size": plan.micro_batch}
+    if writing.say("global_batch", None) is not None:
+        training["global_batch_size"] = plan.global_batch
+    sections: dict[str, dict[str, object]] = {
+        "model": {"name": model[0], "flavor": model[1]} if model else {"hf_assets_path": writing.hub_id},
+        "optimizer": {
+            "name": {"adamw": "AdamW", "muon": "Muon"}.get(plan.optimizer, plan.optimizer),
+            "implementation": kernel,
+        },
+        "training": training,
+        "parallelism": {
+            "data_parallel_replicate_degree": plan.dp_replicate,
+            "data_parallel_shard_degree": plan.dp // plan.dp_replicate,
+            "fsdp_reshard_after_forward": "default" if plan.reshard_after_forward else "never",
+            "tensor_parallel_degree": plan.tp,
+            "pipeline_parallel_degree": plan.pp,
+            "context_parallel_degree": plan.cp,
+            "expert_parallel_degree": plan.ep,
+        },
+        "activation_checkpoint": {"mode": plan.recompute}
+        | ({"selective_ac_option": "op"} if plan.recompute == "selective" else {}),
+    }
+    note_rest(writing)
+    lines = []
+    for name, values in sections.items():
+        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items()), ""]
+    return "\n".join(lines).rstrip()
