@@ -61,7 +61,10 @@ def _training(spec: ModelSpec, way: Way, gpus: Sequence[Gpu]) -> Iterator[Cell]:
         if count not in answers:
             layout = {"dp": count, "zero": 3 if count > 1 else 0}
             answers[count] = train(spec, validated(TrainingPlan, {**way.values, **layout}), None)
-        return replace(answers[count], gpu=gpu).driver_bytes, gpu.memory_bytes
+        answer = replace(answers[count], gpu=gpu)
+        if count > 1 and gpu.memory_bytes is not None and answer.peak_bytes > gpu.memory_bytes:
+            return answer.peak_bytes, gpu.memory_bytes  # too much already, whatever the allocator adds
+        return answer.driver_bytes, gpu.memory_bytes
 
     yield from (_cell(way, gpu, COUNTS, needed) for gpu in gpus)
 

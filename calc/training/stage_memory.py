@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 from calc.model.spec import ModelSpec
 from calc.pipeline import weight_versions
@@ -21,6 +22,9 @@ from calc.training.states.optimizer_step import StepBytes
 from calc.training.states.sharding import Placed, StateKey
 from calc.training.states.stage_tensors import groups_of, model_of
 from calc.units import ceil_div
+
+_MOST_REPLAYS: Final = 4096
+_REPLAYS: dict[tuple[ModelSpec, TrainingPlan], int] = {}  # a replay takes 10 to 100 ms: a page that moves asks again
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +132,12 @@ class StageMemory:
         program = self.plan.transformers or self.plan.implementation == "torchtitan"
         if not program or self.plan.pp > 1 or self.plan.scores or self.plan.fragmentation_percent is not None:
             return None
-        return max(0, replayed(self) - self.peak[1].bytes)
+        asked = self.spec, self.plan
+        if asked not in _REPLAYS:
+            if len(_REPLAYS) >= _MOST_REPLAYS:
+                _REPLAYS.clear()
+            _REPLAYS[asked] = max(0, replayed(self) - self.peak[1].bytes)
+        return _REPLAYS[asked]
 
     @cached_property
     def idle_pools(self) -> int:
