@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from urllib.parse import parse_qs, urlsplit
 
@@ -12,6 +14,7 @@ import pytest
 import calc.cli
 import measure.cli
 from calc.catalogue import load
+from calc.child_environment import child_environment
 from calc.commands import COMMANDS
 from calc.hardware import gpu
 from calc.training import train
@@ -50,10 +53,22 @@ def test_a_step_is_traced():
     assert "traced" in measure.cli.run(shlex.split(line)[1:])
 
 
-def test_a_workload_that_is_run_exists():
-    runs = re.findall(r"plumbline measure run ([\w-]+)", README)
-    assert runs
-    assert set(runs) <= {*WORKLOADS, *SUITES}
+@pytest.mark.torch
+def test_a_workload_is_measured(tmp_path):
+    (line,) = (line for line in ASKED if line.split()[1] == "measure")
+    done = subprocess.run(
+        [sys.executable, "-m", *shlex.split(line)[1:]],
+        env=child_environment({"PLUMBLINE_DATA": str(tmp_path)}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "parameters" in done.stdout
+
+
+def test_workloads_that_are_named_exist():
+    assert set(re.findall(r"plumbline measure run ([\w-]+)", README)) <= {*WORKLOADS, *SUITES}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
