@@ -13,7 +13,7 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stdout
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -68,38 +68,44 @@ def _interpreter(body: str) -> str:
 # --- the command line
 
 
-def parsers() -> Iterator[argparse.ArgumentParser]:
-    """The parser of every command, taken where it would print its help."""
-    lines = [(run, line.split()[0]) for run in (calc.cli.run, measure.cli.run) for line in run([]).splitlines()[2:]]
-    for run, name in lines:
-        found: list[argparse.ArgumentParser] = []
-        with (
-            patch.object(Parser, "print_help", autospec=True, side_effect=lambda own, *_, into=found: into.append(own)),
-            redirect_stderr(io.StringIO()),
-        ):
-            try:
-                run([name, "--help"])
-            except SystemExit:
-                yield from found
+def helped() -> Iterator[tuple[str, argparse.ArgumentParser | str]]:
+    """Each command, with its parser, taken where it would print its help, or the text that it prints without one."""
+    for program, run in (("plumbline", calc.cli.run), ("plumbline measure", measure.cli.run)):
+        for line in run([]).splitlines()[2:]:
+            found: list[argparse.ArgumentParser] = []
+            taken = patch.object(Parser, "print_help", autospec=True, side_effect=lambda own, to=found: to.append(own))
+            with taken, redirect_stdout(io.StringIO()) as printed:
+                try:
+                    text = run([line.split()[0], "--help"])
+                except SystemExit:
+                    text = printed.getvalue()
+            yield f"{program} {line.split()[0]}", found[0] if found else text
 
 
 def command_line() -> str:
     """Every command with its flags: a table a command."""
     made = []
-    for parser in parsers():
-        arguments = [action for action in parser._actions if "--help" not in action.option_strings]
-        given = " ".join(action.metavar or action.dest for action in arguments if not action.option_strings)
-        usage = parser.prog.replace("python -m calc", "plumbline").replace("python -m measure", "plumbline measure")
-        made += [f"## {usage}", "", f"{_sentence(parser.description or '')}", "", f"    {usage} {given}".rstrip(), ""]
+    for name, found in helped():
+        made += [f"## {name}", ""]
+        if isinstance(found, str):
+            made += ["```text", _as_plumbline(found.strip()), "```", ""]
+            continue
+        arguments = [action for action in found._actions if "--help" not in action.option_strings]
+        given = " ".join(str(action.metavar or action.dest) for action in arguments if not action.option_strings)
+        made += [_sentence(found.description or ""), "", f"    {name} {given}".rstrip(), ""]
         made += ["| flag | value | meaning |", "|---|---|---|", *map(_row, arguments), ""]
     return "\n".join(made)
+
+
+def _as_plumbline(text: str) -> str:
+    return text.replace("python -m calc", "plumbline").replace("python -m measure", "plumbline measure")
 
 
 def _row(action: argparse.Action) -> str:
     flags = ", ".join(f"`{flag}`" for flag in action.option_strings) or f"`{action.metavar or action.dest}`"
     value = "" if action.nargs == 0 or not action.option_strings else _value(action)
     help_text = (action.help or "").replace("%(default)s", str(action.default)).replace("%%", "%")
-    return f"| {flags} | {value} | {_cell(help_text)} |"
+    return f"| {flags} | {value} | {_cell(_as_plumbline(help_text))} |"
 
 
 def _value(action: argparse.Action) -> str:

@@ -20,7 +20,7 @@ class NotSaid(Exception):
 class Draft:
     """A run while it is read. `facts` are settings that only together give a field: the ranks, the steps of accumulation.
 
-    `asked` holds what the caller states beside the text (`gpus`).
+    `asked` holds what the caller states besides the text (`gpus`).
     """
 
     tool: str

@@ -140,7 +140,7 @@ def finish(draft: Draft) -> None:
     plan["kv_dtype"] = keys
     if keys != values:
         draft.not_understood.append(
-            f"--cache-type-v: values in {values} beside keys in {keys} are not modelled; both are taken as {keys}"
+            f"--cache-type-v: values in {values} with keys in {keys} are not modelled; both are taken as {keys}"
         )
     quant = str(draft.facts.get("quant", "")).lower()
     if quant in _WEIGHTS:

@@ -94,7 +94,7 @@ SETTINGS: Final = {
     "moe-a2a-backend": refuses("how tokens travel to experts is not asked for here", unless=lambda value: value == "none"),
     "json-model-override-args": refuses("the config is read as the checkpoint has it"),
     "is-embedding": refuses("only generation is modelled", is_switch=True),
-    "lora-paths": refuses("adapters served beside the model are not counted"),
+    "lora-paths": refuses("adapters served with the model are not counted"),
     "attention-backend": refuses("the attention kernel is chosen by the GPU here"),
     "torchao-config": refuses("torchao's quantisation at load is not modelled"),
     "swa-full-tokens-ratio": refuses("the split between window and full caches is as by default"),

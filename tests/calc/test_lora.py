@@ -75,7 +75,7 @@ def test_adapters_on_every_linear_layer_are_those_of_peft_or_refused():
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_an_encoder_beside_the_language_model_gets_adapters_too(case):
+def test_an_encoder_next_to_the_language_model_gets_adapters_too(case):
     name, config = CASES[case]
     config = {"architectures": [name], **config}
     assert _ours(config, "all-linear") == _peft(name, config, "all-linear")

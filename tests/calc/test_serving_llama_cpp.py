@@ -23,7 +23,7 @@ def test_the_whole_cache_at_131072_tokens(name, gib):
     assert_formulas_hold(answer.breakdown)
 
 
-def test_a_window_has_room_for_a_micro_batch_beside_it():
+def test_a_window_has_room_for_a_micro_batch_next_to_it():
     """The log of a gpt-oss-20b: 3,072 MiB in full layers, 18 MiB in 768 cells of each sliding one."""
     rows = {row.path: row.value for row in llama_cpp("gpt-oss-20b", context=131_072).breakdown.rows()}
     assert rows["serving/state/full/keys"] + rows["serving/state/full/values"] == 3072 * MiB

@@ -80,7 +80,7 @@ def test_each_engines_lines_are_read(text, engine, expected):
     }
 
 
-def test_the_log_is_laid_beside_the_answer(tmp_path):
+def test_the_log_is_laid_next_to_the_answer(tmp_path):
     path = tmp_path / "vllm.log"
     path.write_text(VLLM)
     answer = json.loads(run(["log", str(path), "--gpu", "h100-sxm-80gb", "--format", "json"]))

@@ -51,7 +51,7 @@ def test_every_target_is_a_line_of_the_table(monkeypatch):
 
 
 @pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="kernels are compiled for the GPU in this process")
-def test_what_is_timed_beside_each_other_computes_the_same():
+def test_what_is_timed_next_to_each_other_computes_the_same():
     for make in OPERATIONS:
         torch.manual_seed(0)
         made = make(Given(torch.device("cpu"), 8, 256, with_triton=True))

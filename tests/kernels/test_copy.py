@@ -54,7 +54,7 @@ def test_a_copy_equals_its_reference_bit_for_bit(shape, dtype, device):
 
 
 @pytest.mark.parametrize("n", [1, 1000, 1024, 1025, 5000])
-def test_every_element_is_written_and_none_beside_them(n, device):
+def test_every_element_is_written_and_none_next_to_them(n, device):
     """The output lies in poisoned memory: a byte not written, or one written beyond the end, shows."""
     x = random_bits((n,), torch.int32, device)
     guarded = torch.full((n + 2048,), 0x5EADBEEF, dtype=torch.int32, device=device)

@@ -152,7 +152,7 @@ def test_foreach_holds_one_copy_of_the_second_moment_loop_two_of_the_largest_ten
     assert temporaries["loop"] - rest == 2 * (2 * 1000 * 256) + last_norm
 
 
-def test_a_second_micro_batch_runs_beside_the_gradients_of_the_first():
+def test_a_second_micro_batch_runs_next_to_the_gradients_of_the_first():
     once, twice = traced(LLAMA), traced(LLAMA, accumulation=2)
     assert abs(twice.phases["forward"] - once.phases["forward"] - once.gradients_bytes) <= 512  # and the scaled loss
     assert twice.phases["backward"] > once.phases["backward"]

@@ -72,7 +72,7 @@ def test_the_formula_is_the_traced_program_to_the_byte(name, changes):
     assert told.peak_phase == seen.peak_phase
 
 
-def test_the_scores_beside_sinks_are_the_highest_point_and_the_formula_has_them_all():
+def test_the_scores_next_to_sinks_are_the_highest_point_and_the_formula_has_them_all():
     attention = {"method": "lora", "lora_targets": ("q_proj", "k_proj", "v_proj", "o_proj")}
     told, seen = both("gpt-oss-20b", {"seq": 4096, "recipe": "amp", "recompute": "full", **attention})
     assert told.phases["forward"] - seen.phases["forward"] == 512  # the loss, counted while the layers still run

@@ -191,7 +191,7 @@ def test_operations_that_memory_bounds_are_timed_over_their_least_bytes():
     }
 
 
-def test_prefill_and_decode_are_timed_beside_the_roofline():
+def test_prefill_and_decode_are_timed_against_the_roofline():
     rows = [row for row in rows_of("prefill-decode") if row.unit == "seconds"]
     assert [row.quantity for row in rows] == ["time/first token", "time/each token"] * 2
     assert all(row.predicted > 0 and row.measured == 1.0 for row in rows)

@@ -120,3 +120,9 @@ def test_a_page_gathers_calls_and_shows(path: Path):
         assert not isinstance(node, ast.BinOp | ast.AugAssign | ast.Try), f"line {node.lineno}"
         assert not (isinstance(node, ast.Attribute) and node.attr == "session_state"), f"line {node.lineno}"
     assert ast.unparse(tree.body[-1]) == "if __name__ == '__main__':\n    from app import main\n    main()"
+
+
+def test_every_page_is_in_the_navigation():
+    from app import PAGES as offered
+
+    assert sorted(Path(str(page.__file__)).name for page in offered) == [path.name for path in PAGES]

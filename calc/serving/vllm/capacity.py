@@ -50,7 +50,7 @@ def vllm(plan: ServingPlan, gpu: Gpu | None, cache: Cache, loads: tuple[Load, ..
 
 
 def _with_draft(counts: tuple[int, ...], cache: Cache, drafted: int) -> tuple[int, ...]:
-    """The layers of each kind with a draft's beside them, which keep all tokens as the target's fullest kind does."""
+    """The layers of each kind with a draft's next to them, which keep all tokens as the target's fullest kind does."""
     if not drafted:
         return counts
     full = [

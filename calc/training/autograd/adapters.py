@@ -27,7 +27,7 @@ def adapted(t: Tape, x: Value, y: Value, shape: tuple[Dim, Dim], name: str, lora
     up = Weight(f"{name}_lora_B", out * r, True, lora.width)
     with t.part(f"{name}_adapter"):
         if lora.quantised:
-            return _beside_quantised(t, x, y, (down, up), r, out, lora)
+            return _next_to_quantised(t, x, y, (down, up), r, out, lora)
         wide = ops.dropout(t, ops.cast(t, x, lora.width, "adapter_input"), lora.dropout, "adapter_dropped")
         if lora.magnitude:
             scaled = _decomposed(t, wide, y, (down, up), shape, r, bias)
@@ -39,7 +39,7 @@ def adapted(t: Tape, x: Value, y: Value, shape: tuple[Dim, Dim], name: str, lora
         return ops.cast(t, ops.add(t, y, scaled, "adapted"), y.bytes, "adapted")
 
 
-def _beside_quantised(
+def _next_to_quantised(
     t: Tape, x: Value, y: Value, weights: tuple[Weight, Weight], r: Dim, out: Dim, lora: Lora
 ) -> Value:
     """peft's Linear4bit: a clone of y, plus B(A(x)) * scaling, in y's format unless autocast runs."""

@@ -17,7 +17,7 @@ def shifted_softmax(b: Builder, scores: list[Value], named: list[Value], a: Dim,
     tensors that have a name of their own until the function returns: what gets one here is put there.
     """
     t = b.tape
-    joined = _beside_sinks(b, scores[0], a) if has_sinks else scores[0]
+    joined = _next_to_sinks(b, scores[0], a) if has_sinks else scores[0]
     reused = b.model_class.shifted_scores
     if reused:
         scores.clear()
@@ -30,7 +30,7 @@ def shifted_softmax(b: Builder, scores: list[Value], named: list[Value], a: Dim,
     return _part(t, weights, PAIRS) if has_sinks else weights
 
 
-def _beside_sinks(b: Builder, scores: Value, a: Dim) -> Value:
+def _next_to_sinks(b: Builder, scores: Value, a: Dim) -> Value:
     """The scores with one more column, the sinks."""
     t = b.tape
     sinks = Weight("sinks", a, b.settings.trains, b.settings.bytes)

@@ -87,7 +87,7 @@ def test_a_file_of_the_other_byte_order_is_the_same(path, tmp_path):
     assert read_gguf(big).tensors == read_gguf(path).tensors
 
 
-def test_params_shows_exact_bytes_by_type_beside_the_exact_count(path):
+def test_params_shows_exact_bytes_by_type_next_to_the_exact_count(path):
     answer = json.loads(run(["params", str(path), "--format", "json"]))
     stored = answer["stored"]
     linear = 2 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 512 * 256)

@@ -104,7 +104,7 @@ def test_gradients_of_earlier_micro_batches_stay_through_forward():
     assert two - one == 2 * 6_738_415_616
 
 
-def test_gathered_groups_stand_beside_the_shards():
+def test_gathered_groups_stand_next_to_the_shards():
     spec = model("meta-llama-3-8b")
     answer = train(spec, TrainingPlan(seq=8192, dp=8, zero=3, recipe="fsdp-bf16"))
     assert answer.parameters_bytes == 4 * 8_030_261_248 // 8

@@ -56,7 +56,7 @@ def test_a_static_batch_waits_for_its_longest():
     assert continuous.seconds == max(outputs) - 1
 
 
-def test_a_mixed_step_takes_prompts_beside_decoding_and_prompts_first_holds_decoding_up():
+def test_a_mixed_step_takes_prompts_next_to_decoding_and_prompts_first_holds_decoding_up():
     times = Linear(prompt=1.0, decode=0.01)
     requests = [Request(4096, 101, 0.0), Request(8192, 101, 0.5)]
     mixed, first = simulate(requests, MIXED, times), simulate(requests, PROMPTS_FIRST, times)

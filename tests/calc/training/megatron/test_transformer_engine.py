@@ -68,7 +68,7 @@ def test_sequence_parallelism_gathers_for_one_layer_at_a_time():
     assert block.backward_peak == max(inside, after, first)
 
 
-def test_full_recomputation_runs_the_layer_again_beside_its_input():
+def test_full_recomputation_runs_the_layer_again_next_to_its_input():
     block = megatron(recompute="full").worst.segments[1].bytes
     assert block.kept == 2 * S * H
     assert block.backward_peak == S * ROW + 2 * S * H + 4 * S * F

@@ -31,7 +31,7 @@ def test_llama_2_7b_takes_3_600_gib_once_loaded_and_4_089_once_prepared():
     assert found["peak"] == found["prepared"]  # more than the largest weight in 16 bits adds to what is loaded
 
 
-def test_a_wide_layer_beside_a_small_vocabulary_has_its_peak_while_it_loads():
+def test_a_wide_layer_next_to_a_small_vocabulary_has_its_peak_while_it_loads():
     sizes = {"hidden_size": 64, "intermediate_size": 1024, "vocab_size": 100, "num_hidden_layers": 2}
     spec = from_config({"architectures": ["LlamaForCausalLM"], "num_attention_heads": 4, **sizes}, "wide")
     found = train(spec, TrainingPlan(seq=64, method="qlora")).as_json()["load_bytes"]

@@ -58,7 +58,7 @@ def test_the_step_of_a_matrix_is_torchs_own_to_the_byte(shape, recipe, dtype):
     assert group_step(Tensors((), (tensor,)), key).matrix == torch_step(rows, columns, dtype)
 
 
-def test_muon_copies_no_hidden_matrices_at_once_but_what_adamw_updates_beside_them():
+def test_muon_copies_no_hidden_matrices_at_once_but_what_adamw_updates_next_to_them():
     loop, foreach = (
         train(model("llama-2-7b"), TrainingPlan(seq=512, optimizer="muon", optimizer_kernel=kernel)).worst.step_bytes
         for kernel in ("loop", "foreach")

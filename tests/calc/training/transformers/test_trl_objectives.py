@@ -48,7 +48,7 @@ def test_a_model_without_a_head_is_not_said_to_have_labels(name):
     assert any("no head and no labels" in line for line in told)
 
 
-def test_dpo_holds_the_reference_beside_the_policy_and_sees_both_answers():
+def test_dpo_holds_the_reference_next_to_the_policy_and_sees_both_answers():
     with_reference, without = answer(objective="dpo"), answer(objective="dpo", reference=False)
     assert with_reference.parameters_bytes == 2 * without.parameters_bytes
     assert with_reference.optimizer_bytes == without.optimizer_bytes
