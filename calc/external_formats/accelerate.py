@@ -86,6 +86,29 @@ def _device(what: str) -> Setting:
     return Setting(apply)
 
 
+# TRL's accelerate configs (examples/accelerate_configs/), each for 8 processes: ZeRO's stage, and whose
+_SHIPPED: Final = {
+    "deepspeed_zero1.yaml": (1, "deepspeed"),
+    "deepspeed_zero2.yaml": (2, "deepspeed"),
+    "deepspeed_zero3.yaml": (3, "deepspeed"),
+    "fsdp1.yaml": (3, "fsdp"),
+    "fsdp2.yaml": (3, "fsdp"),
+    "multi_gpu.yaml": (0, "ddp_only"),
+}
+
+
+def _config_file(draft: Draft, value: Any) -> str:
+    path = text(value)
+    name = path.rsplit("/", 1)[-1]
+    if "accelerate_configs/" not in path or name not in _SHIPPED:
+        raise NotSaid("a file of its own, which is not opened; read it by itself")
+    zero, program = _SHIPPED[name]
+    draft.plan["zero"] = zero
+    draft.facts[program] = True
+    draft.facts.setdefault("gpus", 8)
+    return f"zero {zero}, GPUs {draft.whole('gpus')}, as TRL ships that file"
+
+
 def _recompute(draft: Draft, value: Any) -> str:
     if not truth(value):
         return NO_EFFECT
@@ -149,7 +172,7 @@ LAUNCHER: Final[Table] = {
     "multi-gpu": switches("zero", 0),
     **{name: setting for name, setting in FSDP.items() if name.startswith("fsdp-")},
     **named("deepspeed-config-file", Setting(trainer.deepspeed_file)),
-    **named("config-file config", refuses("a file of its own, which is not opened; read it by itself")),
+    **named("config-file config", Setting(_config_file)),
     **ignores("machine-rank main-process-ip main-process-port gpu-ids num-cpu-threads-per-process dynamo-backend rdzv-backend m module"),
 }  # fmt: skip
 

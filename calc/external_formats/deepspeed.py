@@ -38,6 +38,20 @@ def _or_auto(setting: Setting) -> Setting:
     return Setting(apply)
 
 
+def _size(name: str) -> Setting:
+    """A size of ZeRO's buffers; transformers' trainer makes "auto" of the hidden size."""
+
+    def apply(draft: Draft, value: Any) -> str:
+        if value == "auto":
+            draft.assumed.append(
+                f"{name}: DeepSpeed's default; transformers' trainer would make auto of the model's hidden size"
+            )
+            return _AUTO
+        return _field(name, whole).apply(draft, value)
+
+    return Setting(apply)
+
+
 def _field(name: str, read: Any) -> Setting:
     def apply(draft: Draft, value: Any) -> str:
         draft.plan[name] = read(value)
@@ -86,7 +100,7 @@ SETTINGS: Final[Table] = {
     "zero-optimization.cpu-offload": Setting(
         lambda draft, value: _offload("optimizer").apply(draft, "cpu") if truth(value) else NO_EFFECT
     ),
-    **{f"zero-optimization.{name.replace('_', '-')}": _field(name, whole) for name in _ENGINE},
+    **{f"zero-optimization.{name.replace('_', '-')}": _size(name) for name in _ENGINE},
     **{f"zero-optimization.{name.replace('_', '-')}": _field(name, truth) for name in _SWITCHES},
     "optimizer.type": Setting(_optimizer),
     **named(
@@ -138,6 +152,11 @@ def finish(draft: Draft) -> None:
 def _ranks_of_the_batch(draft: Draft) -> None:
     """train_batch_size = micro-batch x accumulation x ranks: the one that is left out follows."""
     facts, micro = draft.facts, draft.plan.get("micro_batch")
+    if not micro and "train_batch" in facts and "accumulation" in facts:
+        size, rest = divmod(draft.whole("train_batch"), max(1, draft.whole("accumulation") * draft.whole("gpus")))
+        if size >= 1 and not rest:
+            draft.assume("micro_batch", size, "train_batch_size / (accumulation x ranks)")
+        return
     if "gpus" in facts or "train_batch" not in facts or not micro or "accumulation" not in facts:
         return
     ranks, rest = divmod(draft.whole("train_batch"), max(1, micro * draft.whole("accumulation")))

@@ -118,7 +118,7 @@ SETTINGS: Final[Table] = {
     "optimizer": Setting(_optimizer),
     "transformer-impl": states("implementation", text),
     **named("cross-entropy-loss-fusion", states("fused_loss", truth, is_switch=True)),
-    "rampup-batch-size": Setting(_ramp),
+    **named("rampup-batch-size step-batch-size-schedule", Setting(_ramp)),
     "cpu-offloading": refuses("offloading is not modelled for Megatron", is_switch=True),
     "optimizer-cpu-offload": refuses("offloading is not modelled for Megatron", is_switch=True),
     "grad-reduce-in-bf16": refuses("main gradients are fp32", is_switch=True),

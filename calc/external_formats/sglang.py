@@ -104,7 +104,7 @@ SETTINGS: Final = {
         "schedule-conservativeness grammar-backend sampling-backend stream-interval decode-log-interval stream-output "
         "prefill-attention-backend decode-attention-backend moe-runner-backend fp8-gemm-backend mm-attention-backend "
         "load-balance-method warmups download-dir preferred-sampling-params tokenizer-worker-num dist-timeout base-gpu-id "
-        "completion-template file-storage-path ep-dispatch-algorithm deepep-mode nccl-port"
+        "completion-template tool-server file-storage-path disaggregation-bootstrap-port ep-dispatch-algorithm deepep-mode nccl-port"
     ),
     **ignores(
         "trust-remote-code enable-metrics log-requests enable-p2p-check skip-tokenizer-init disable-overlap-schedule "

@@ -102,7 +102,9 @@ def _expanded(words: Iterable[str], known: Mapping[str, list[str]]) -> list[str]
         alone = _VARIABLE.fullmatch(one)
         name = alone and (alone[1] or alone[3])
         if name and name in known:
-            made += known[name]
+            made += [
+                part for value in known[name] for part in (value.split() if value.lstrip().startswith("-") else [value])
+            ]
         elif "$" in one:
             text = _filled(one, known)
             made += text.split() if text != one and text.startswith("-") else [text]

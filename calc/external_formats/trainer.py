@@ -45,11 +45,14 @@ def targets(draft: Draft, value: Any) -> str:
     return f"lora_targets {','.join(draft.plan['lora_targets'])}"
 
 
-# The configs that axolotl (deepspeed_configs/) and LLaMA-Factory (examples/deepspeed/) ship, by name: ZeRO's stage, what is offloaded
+# The configs that axolotl (deepspeed_configs/), LLaMA-Factory (examples/deepspeed/) and accelerate (deepspeed_config_templates/) ship,
+# by name: ZeRO's stage, what is offloaded. accelerate's have fp16 on.
 SHIPPED: Final = {
     "zero1.json": (1, ""), "zero2.json": (2, ""), "zero3.json": (3, ""), "zero3_bf16.json": (3, ""),
     "zero3_bf16_cpuoffload_params.json": (3, "parameters"), "zero3_bf16_cpuoffload_all.json": (3, "parameters"),
     "ds_z0_config.json": (0, ""), "ds_z2_config.json": (2, ""), "ds_z2_offload_config.json": (2, "optimizer"),
+    "zero_stage1_config.json": (1, ""), "zero_stage2_config.json": (2, ""), "zero_stage2_offload_config.json": (2, "optimizer"),
+    "zero_stage3_config.json": (3, ""), "zero_stage3_offload_config.json": (3, "parameters"),
     "ds_z3_config.json": (3, ""), "ds_z3_offload_config.json": (3, "parameters"),
 }  # fmt: skip
 
@@ -64,6 +67,8 @@ def deepspeed_file(draft: Draft, value: Any) -> str:
     if name in SHIPPED:
         stage, offload = SHIPPED[name]
         draft.plan["zero"], draft.facts["deepspeed"] = stage, True
+        if name.startswith("zero_stage"):
+            draft.facts["fp16"] = True
         if offload:
             draft.plan["offload"] = offload
         return (
@@ -170,6 +175,12 @@ def adapters(draft: Draft) -> None:
     """The method, from the settings of peft and of bitsandbytes."""
     facts, plan = draft.facts, draft.plan
     if facts.get("adapter"):
+        if "gptq" in draft.model.lower():
+            plan["method"], plan["quantization"] = "qlora", "gptq-int4"
+            draft.assumed.append(
+                "method qlora, quantization gptq-int4: the model's name says that its weights are GPTQ's"
+            )
+            return
         plan["method"] = "qlora" if facts.get("bits") == 4 else "dora" if facts.get("dora") else "lora"
         if facts.get("bits") == 8:
             draft.not_understood.append("weights in 8 bits under adapters are not modelled: they are taken in 16")

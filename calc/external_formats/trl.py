@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from calc.external_formats import accelerate, trainer
@@ -30,7 +31,6 @@ from calc.external_formats.writing import Writing, left_over
 _DTYPES: Final = {
     "float32": "fp32", "bfloat16": "bf16", "float16": "bf16", "auto": "bf16",
 }  # fmt: skip
-_OBJECTIVES: Final = {"sft": "sft", "dpo": "dpo", "grpo": "grpo"}
 
 
 def _launched_with(draft: Draft, value: Any) -> str:
@@ -101,17 +101,15 @@ SETTINGS: Final[Table] = {
 }  # fmt: skip
 
 
+_SCRIPT: Final = re.compile(r"(?:^|[/.])(sft|dpo|grpo)(?:_\w+)?(?:\.py)?$")
+
+
 def objective_of(words: list[str]) -> str | None:
     """What a TRL command trains: the word after `trl`, or the name of its script."""
-    for index, one in enumerate(words):
-        last = one.rsplit("/", 1)[-1]
-        if last == "trl" and index + 1 < len(words):
-            return _OBJECTIVES.get(words[index + 1], words[index + 1])
-        if last.endswith(".py") and "/" in one and "trl" in one.split("/"):
-            return _OBJECTIVES.get(last[:-3].split("_")[0], last[:-3])
-        if last in ("sft.py", "dpo.py", "grpo.py"):
-            return last[:-3]
-    return None
+    for index, one in enumerate(words[:-1]):
+        if one.rsplit("/", 1)[-1] == "trl":
+            return words[index + 1]
+    return next((found[1] for one in words if not one.startswith("-") and (found := _SCRIPT.search(one))), None)
 
 
 def finish(draft: Draft) -> None:

@@ -98,7 +98,9 @@ SETTINGS: Final = {
     "async-scheduling": switches("async_scheduling", True, False),
     "no-async-scheduling": switches("async_scheduling", False, True),
     "speculative-config": Setting(speculation),
+    "speculative-config.num-speculative-tokens": sets("draft_tokens"),
     "limit-mm-per-prompt": Setting(_images),
+    "limit-mm-per-prompt.image": sets("images"),
     "language-model-only": Setting(lambda draft, value: draft.plan.update(images=0) or "images 0", is_switch=True),
     "cpu-offload-gb": refuses("weights in host memory are not modelled for vLLM", unless=lambda value: str(value) == "0"),
     "swap-space": refuses("host memory is not counted"),
@@ -116,7 +118,10 @@ SETTINGS: Final = {
     "decode-context-parallel-size": refuses("context parallelism of the cache is not modelled", unless=lambda v: str(v) == "1"),
     "kv-transfer-config": refuses("moving caches between servers is not modelled"),
     "revision": refuses("the newest config is read; write owner/name@revision as MODEL for another"),
+    "speculative-config.method": refuses("the draft's own weights and cache are not counted"),
+    "config": refuses("a file of its own, which is not opened; read it by itself"),
     **ignores(
+        "limit-mm-per-prompt.video limit-mm-per-prompt.audio mm-processor-cache-type "
         "host port api-key served-model-name chat-template tool-call-parser reasoning-parser generation-config seed "
         "tokenizer tokenizer-mode config-format load-format download-dir max-log-len uvicorn-log-level root-path "
         "allowed-origins allowed-methods allowed-headers limit-mm-per-prompt-cache mm-processor-cache-gb mm-processor-kwargs "
