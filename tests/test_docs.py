@@ -36,7 +36,7 @@ def test_links_between_pages_lead_somewhere(name):
 @pytest.mark.parametrize("name", ALL_TEXTS)
 def test_files_that_a_page_names_are_there(name):
     for path in re.findall(r"`((?:calc|kernels|measure|pages|tests|docs)/[\w./-]+)`", ALL_TEXTS[name]):
-        assert (ROOT / path).exists(), path
+        assert "NAME" in path or (ROOT / path).exists(), path
 
 
 @pytest.mark.parametrize("name", ALL_TEXTS)

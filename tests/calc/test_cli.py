@@ -196,7 +196,7 @@ BAD_CONFIGS = [
     ('"text"', "JSON object"),
     ("{}", "architectures"),
     ('{"architectures": ["NoSuchModel"]}', "'NoSuchModel' is not understood"),
-    ('{"architectures": "LlamaForCausalLM"}', "architectures"),
+    ('{"architectures": "LlamaForCausalLM"}', "hidden_size: missing"),
     ("[" * 100_000, "nested too deeply"),
     ('{"architectures": ["LlamaForCausalLM"], "hidden_size": NaN}', "NaN"),
 ]
@@ -222,7 +222,7 @@ BAD_CONFIGS += [
         "num_attention_heads (5) must divide hidden_size (64)",
     ),
     (json.dumps(LLAMA | {"attention_bias": "yes"}), "attention_bias: 'yes'"),
-    (json.dumps(LLAMA | {"pad": "x" * 3_000_000}), "at most 2,097,152"),
+    (json.dumps(LLAMA | {"pad": "x" * 9_000_000}), "at most 8,388,608"),
 ]
 
 

@@ -128,7 +128,7 @@ def test_a_gpu_of_ones_own_without_bandwidth_is_refused():
 
 
 def test_ones_own_rates_take_the_tables_place(monkeypatch):
-    from calc import calibration
+    from calc.measurements import calibration
 
     figures = tuple(
         calibration.Figure(name, value, value, "")
