@@ -26,7 +26,7 @@ def main() -> None:
     link.follow(page.PLANS, [each.PLANS for each in PAGES])
     st.title(page.HEADING, anchor=False)
     if page is not start:
-        sidebar.draw()
+        sidebar.draw(takes_runs=page in (training, kv_cache))
     chosen.run()
 
 

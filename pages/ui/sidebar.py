@@ -7,7 +7,7 @@ import streamlit as st
 from calc.catalogue import catalogue
 from calc.hardware import gpus
 from calc.units import show_bytes
-from pages.ui import hub_models, link, scenario
+from pages.ui import hub_models, link, own_run, scenario
 from pages.ui.appearance import CUSTOM, HUB
 from pages.ui.fields import fields_of
 from pages.ui.scenario import Subject, View
@@ -16,13 +16,15 @@ from pages.ui.widgets import ask
 _FIGURES = ("gpu_memory_gib", "gpu_tflops", "gpu_GBps")
 
 
-def draw() -> None:
-    """Draw the sidebar; the scenario holds what it asks."""
+def draw(*, takes_runs: bool = False) -> None:
+    """Draw the sidebar; the scenario holds what it asks. `takes_runs` offers to paste another tool's run."""
     with st.sidebar:
         ask(fields_of(Subject)["model"], "stretch")
         more_of_model()
         ask(fields_of(Subject)["gpu"], "stretch")
         more_of_gpu()
+        if takes_runs:
+            own_run.ask_run()
         settings()
 
 
