@@ -99,7 +99,7 @@ def _placed(spec: ModelSpec, plan: ServingPlan, host: HostMemory) -> list[str]:
     if host.gpu_layers is None or host.gpu_layers >= total:
         return []
     return [
-        f"{host.gpu_layers} of {total} layers (the output counted as one) are on the GPU; the rest computes on the host, and the "
+        f"{host.gpu_layers} of {total} layers (the output is one of them) are on the GPU; the rest computes on the host, and the "
         "times here do not show it"
     ]
 

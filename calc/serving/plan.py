@@ -97,7 +97,9 @@ class ServingPlan(SpeedOptions):
         "auto", description="format of the KV cache; auto: as the checkpoint declares, bf16 where it does not"
     )
     context: int = Field(4096, ge=1, le=MOST_TOKENS, description="tokens of one sequence in the cache")
-    concurrency: int = Field(1, ge=1, le=1_000_000, description="sequences in the cache at once")
+    concurrency: int = Field(
+        1, ge=1, le=1_000_000, description="concurrent requests: sequences that have a cache at the same time"
+    )
     prompt: int = Field(0, ge=0, le=MOST_TOKENS, description="prompt tokens; 0: the context without the output")
     output: int = Field(0, ge=0, le=MOST_TOKENS, description="tokens to generate after the prompt")
     gpu_memory_utilization: float | None = Field(
@@ -166,7 +168,7 @@ class ServingPlan(SpeedOptions):
     ubatch: int = Field(512, ge=1, le=65536, description="llama.cpp: tokens computed at once (n_ubatch)")
     gpu_layers: Annotated[int, Field(ge=0, le=10_000)] | Literal["auto"] | None = Field(
         None,
-        description="llama.cpp: layers on the GPU, the output counted as one (-ngl); auto: as many as fit; left out: all",
+        description="llama.cpp: layers on the GPU, the output is one of them (-ngl); auto: as many as fit; left out: all",
     )
     flash_attention: bool = Field(True, description="llama.cpp: compute attention without keeping its scores (-fa)")
     keep_window: int = Field(

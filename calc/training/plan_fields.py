@@ -47,7 +47,7 @@ class PlanFields(BaseModel):
     ep: int = Field(1, ge=1, le=4096, description="expert-parallel ranks, inside dp · cp")
     dp_replicate: int = Field(1, ge=1, le=2**20, description="data-parallel ranks that hold equal shards (HSDP)")
     zero: int = Field(0, ge=0, le=3, description="ZeRO: 1 shards the optimizer, 2 gradients too, 3 (FSDP) weights too")
-    reshard_after_forward: bool = Field(True, description="free gathered weights after the forward (ZeRO-3)")
+    reshard_after_forward: bool = Field(True, description="free all-gathered weights after the forward (ZeRO-3)")
     root_group: bool = Field(
         False,
         description="torchtitan: embedding, final norm and head are gathered as one group, as before July 2025 (pull request 1094)",
@@ -143,7 +143,7 @@ class PlanFields(BaseModel):
         None, ge=1, le=2**40, description="DeepSpeed, zero 3: elements updated at once; left out: 1,000,000,000"
     )
     stage3_prefetch_bucket_size: int | None = Field(
-        None, ge=0, le=2**40, description="DeepSpeed: elements gathered ahead; left out: 50,000,000"
+        None, ge=0, le=2**40, description="DeepSpeed: elements all-gathered ahead; left out: 50,000,000"
     )
     stage3_max_live_parameters: int | None = Field(
         None, ge=0, le=2**40, description="DeepSpeed: elements whole at a time; left out: 1,000,000,000"

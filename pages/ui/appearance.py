@@ -62,7 +62,13 @@ IMPLEMENTATIONS = {
     "paper": "paper (2205.05198)",
     "deepspeed": "DeepSpeed",
 }
-ENGINES = {"logical": "theoretical (no engine overhead)", "vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
+ENGINES = {
+    "logical": "theoretical (no engine overhead)",
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "tensorrt-llm": "TensorRT-LLM",
+    "transformers": "transformers generate",
+}
 METHODS = {"full": "full fine-tuning", "lora": "LoRA", "dora": "DoRA", "qlora": "QLoRA"}
 CALIBRATED = {"off": "off", "point": "median", "bound": "conservative"}
 

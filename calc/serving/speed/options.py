@@ -50,7 +50,7 @@ class SpeedOptions(BaseModel):
         description="share of drafted tokens accepted, each if those before were (DeepSeek-V3's own: 0.85 to 0.9)",
     )
     poll_steps: int = Field(
-        1, ge=1, le=10_000, description="SGLang's --scheduler-recv-interval: steps between looks at arrivals"
+        1, ge=1, le=10_000, description="SGLang's --scheduler-recv-interval: steps between two checks for new requests"
     )
     stream_steps: int = Field(
         1, ge=1, le=10_000, description="TensorRT-LLM's stream_interval: steps whose tokens go to the client together"

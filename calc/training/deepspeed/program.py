@@ -22,8 +22,8 @@ def around(model: Program) -> Program:
 
     def notes(plan: TrainingPlan, spec: ModelSpec) -> Iterable[str]:
         yield from model.notes(plan, spec)
-        yield "DeepSpeed 0.12.6: adapters are in the engine's 16 bits; a gradient larger than reduce_bucket_size is not counted apart"
-        yield "DeepSpeed: stage3_max_live_parameters bounds what is gathered ahead, which the prefetch bucket keeps below it here"
-        yield "PyTorch up to 2.0 made two temporaries in AdamW's foreach step, where one is counted; optimizer_kernel loop makes two"
+        yield "DeepSpeed 0.12.6: adapters are in the engine's 16 bits; a gradient larger than reduce_bucket_size is not modelled"
+        yield "DeepSpeed: stage3_max_live_parameters bounds what is all-gathered ahead, which the prefetch bucket keeps below it here"
+        yield "PyTorch up to 2.0 made two temporaries in AdamW's foreach step, where one is modelled; optimizer_kernel loop makes two"
 
     return Program(parts, notes, model.workspace)

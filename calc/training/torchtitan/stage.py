@@ -61,7 +61,7 @@ def _plain(layer: Layer) -> bool:
 
 def torchtitan_notes(plan: TrainingPlan, spec: ModelSpec) -> Iterator[str]:
     """What the estimate takes for granted of torchtitan's run."""
-    yield "torchtitan 0.2.2, run eagerly in 16 bits: neither torch.compile nor float8 is counted"
+    yield "torchtitan 0.2.2, run eagerly in 16 bits: neither torch.compile nor float8 is modelled"
     if any(isinstance(kind.feed_forward, MoE) for kind in spec.layers.kinds):
         yield "experts: the rows that padding adds, up to 8 for each expert, are not counted"
     if plan.cp > 1:
