@@ -192,7 +192,7 @@ def finish(draft: Draft) -> None:
     """A config of accelerate says how a run is spread; model, length and batch are the script's."""
     ranks(draft)
     trainer.number_format(draft, "fp32")
-    if draft.plan["recipe"] == "amp":
+    if draft.plan["recipe"] == "amp" and not draft.facts.get("fsdp"):
         draft.assumed.append("weights: loaded in fp32; a script that loads them in bf16 has recipe bf16-autocast")
     trainer.layout(draft)
     draft.assumed.append(

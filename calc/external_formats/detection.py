@@ -11,9 +11,9 @@ from calc.external_formats.shell import CommandLine, commands
 
 # The sign of a tool's program in the words of a command. First come, first found.
 PROGRAMS: Final = (
-    ("vllm", re.compile(r"(^|/)vllm$|^vllm\.entrypoints\.(openai\.)?api_server$")),
+    ("vllm", re.compile(r"(^|/)vllm$|(^|/)vllm-openai(:|$)|^vllm\.entrypoints\.(openai\.)?api_server$")),
     ("sglang", re.compile(r"(^|/)sglang$|^(sglang|sglang_router)\.launch_server$")),
-    ("llama-server", re.compile(r"(^|/)(llama-server|llama-cli|llama)(\.exe)?$")),
+    ("llama-server", re.compile(r"(^|/)(llama-server|llama-cli|llama)(\.exe)?$|(^|/)llama\.cpp:server")),
     ("llama-factory", re.compile(r"(^|/)llamafactory-cli$|(^|/)train_bash\.py$")),
     ("axolotl", re.compile(r"(^|/)axolotl$|^axolotl\.cli\.train$")),
     ("megatron", re.compile(r"(^|/)(pretrain_\w+|finetune_gpt|train_gpt)\.py$")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -11,6 +12,7 @@ from calc.errors import InputError
 from calc.external_formats.shell import key_of
 from calc.sources.files import parse_yaml
 
+_KEY: Final = re.compile(r"""(?m)^\s*[\w.'"-]+\s*:(\s|$)""")
 _DEEPEST: Final = 12
 _MOST: Final = 2_000  # settings of a file
 
@@ -46,6 +48,10 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
         except InputError:
             if ":" not in text:
                 raise
+    if not _KEY.search(text):
+        raise InputError(
+            "text: neither a command line of a known tool nor a config file; --help lists the tools", "text"
+        )
     return "yaml", parse_yaml(text.encode("utf-8", "replace"))
 
 

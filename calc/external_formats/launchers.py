@@ -31,11 +31,13 @@ def read_command(draft: Draft, module: Any, words: list[str], variables: Mapping
     """Launcher and tool, each with its own settings. `module` is the tool's."""
     start = _start(words)
     front, rest = words[: start + 1], words[start + 1 :]
+    _in_front(draft, front[:-1])
     launcher = next(
         (index for index, one in enumerate(front[:-1]) if PurePosixPath(one).name in ("torchrun", "deepspeed")), None
     )
-    if launcher is None and "torch.distributed.launch" in front:
-        launcher = front.index("torch.distributed.launch")
+    for module_name in ("torch.distributed.launch", "torch.distributed.run"):
+        if launcher is None and module_name in front:
+            launcher = front.index(module_name)
     if launcher is not None:
         _take_options(draft, front[launcher + 1 : -1], _TORCHRUN, positional=False)
     elif "accelerate" in front and front[-1] != "accelerate":
@@ -68,10 +70,20 @@ def read_command(draft: Draft, module: Any, words: list[str], variables: Mapping
     if draft.tool == "accelerate":
         table = module.LAUNCHER
     elif draft.tool == "deepspeed":
-        from calc.external_formats.trainer import TRAINING_ARGUMENTS
+        from calc.external_formats.trl import SETTINGS
 
-        table = {**_TORCHRUN, **TRAINING_ARGUMENTS}
+        table = {**_TORCHRUN, **SETTINGS}
     _take_options(draft, rest, table, positional=True)
+
+
+_PLAIN: Final = {"python", "python3", "uv", "exec", "nohup", "torchrun", "deepspeed", "accelerate"}
+
+
+def _in_front(draft: Draft, front: list[str]) -> None:
+    """Name what stands before a launcher that is known, such as Docker or Slurm with their options."""
+    end = next((index for index, one in enumerate(front) if PurePosixPath(one).name in _PLAIN), len(front))
+    if front[:end]:
+        draft.not_understood.append(f"{' '.join(front[:end])[:160]}: what starts the tool is not read")
 
 
 def _start(words: list[str]) -> int:
@@ -101,6 +113,8 @@ def _bare(draft: Draft, word: str) -> None:
         except Bad as bad:
             raise InputError.of("model", word, str(bad)) from None
         draft.understood.append(f"{word}: model {draft.model}")
+    elif word.endswith(".py"):
+        draft.not_understood.append(f"{word}: a script, which is not opened")
     elif word.endswith((".yaml", ".yml", ".json", ".toml")):
         draft.not_understood.append(f"{word}: a file of its own, which is not opened; read it by itself")
     else:
@@ -117,6 +131,8 @@ def _environment(draft: Draft, variables: Mapping[str, str]) -> None:
             if not {"gpus", "gpus_per_node"} & set(draft.facts):
                 draft.facts["gpus"] = len(value.split(","))
                 draft.understood.append(f"{name}={value}: GPUs {draft.facts['gpus']}")
+        elif name == "CONFIG_FILE" and draft.tool == "torchtitan":
+            draft.not_understood.append(f"{name}={value}: a file of its own, which is not opened; read it by itself")
         elif name == "NGPU" and value.isdigit():
             draft.facts.setdefault("gpus", whole(value))
             draft.understood.append(f"NGPU={value}: GPUs {value}")

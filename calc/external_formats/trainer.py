@@ -148,16 +148,18 @@ def layout(draft: Draft) -> None:
         _deepspeed(draft)
     elif facts.get("ddp_only"):
         plan["zero"] = 0
-    if plan.get("zero") and plan["dp"] * plan.get("cp", 1) > 1 and facts.get("fsdp") and _is_amp(draft):
-        plan["recipe"] = "fsdp-bf16"
+    if plan.get("zero") and plan["dp"] * plan.get("cp", 1) > 1 and facts.get("fsdp"):
+        _fsdp(draft)
     if "accumulation" in facts:
         plan["global_batch"] = plan.get("micro_batch", 1) * draft.whole("accumulation") * plan["dp"]
     elif "train_batch" in facts:
         plan["global_batch"] = draft.whole("train_batch")
 
 
-def _is_amp(draft: Draft) -> bool:
-    return draft.plan.get("recipe") in ("amp", "fsdp-bf16", None)
+def _fsdp(draft: Draft) -> None:
+    """accelerate makes trained weights fp32 before FSDP shards them in mixed precision (accelerator.py and fsdp_utils.py: upcast)."""
+    if draft.plan.get("recipe") in ("amp", "bf16-autocast") and draft.plan.get("method", "full") == "full":
+        draft.plan["recipe"] = "fsdp-bf16"
 
 
 def _deepspeed(draft: Draft) -> None:

@@ -121,7 +121,7 @@ def finish(draft: Draft) -> None:
     draft.assume("recompute", "full", "TRL's trainers have gradient_checkpointing on")
     draft.assume("micro_batch", 8, "the default of per_device_train_batch_size")
     if plan["objective"] == "grpo":
-        prompt, completion = draft.whole("prompt", 512), draft.whole("completion", 256)
+        prompt, completion = draft.whole("prompt", 512), draft.whole("completion", 512)
         plan["seq"], plan["prompt_tokens"] = prompt + completion, prompt
         draft.assumed.append(
             f"seq {prompt + completion}: prompts of {prompt} and completions of {completion} tokens, all at their limit"
@@ -130,6 +130,9 @@ def finish(draft: Draft) -> None:
         draft.assume("seq", 1024, "the default of max_length")
         if facts.get("prompt") and plan["objective"] == "dpo":
             plan["prompt_tokens"] = draft.whole("prompt")
+    if facts.get("adapter"):
+        draft.assume("lora_rank", 16, "the default of lora_r")
+        draft.assume("lora_dropout", 0.05, "the default of lora_dropout")
     trainer.adapters(draft)
     loaded = facts.get("dtype", "bf16" if plan.get("method") == "qlora" else "fp32")
     trainer.number_format(draft, loaded)
