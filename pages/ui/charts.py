@@ -300,7 +300,8 @@ def matrix(cells: Sequence[Square], key: str, said: str) -> tuple[str, str] | No
             },
         ],
     }
-    state = _draw(data, spec, key, said, on_select="rerun", selection_mode="cell")
+    with st.container(key="matrix"):
+        state = _draw(data, spec, key, said, on_select="rerun", selection_mode="cell")
     chosen = state["selection"].get("cell") if state else None
     return (chosen[0]["row"], chosen[0]["column"]) if chosen else None
 

@@ -30,7 +30,7 @@ COLOURS: Final = {
     "other micro-batches in flight": "#c98bb0",
     "KV cache": "#9a6fc4",
     OVERHEAD: "#7b8794",
-    FREE: "#c9d1da",
+    FREE: "#8796a840",
 }
 
 _NAMES: Final = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations, islice
 from typing import Any, Final, NamedTuple
@@ -13,7 +14,7 @@ from calc.hardware import Gpu
 from calc.model.spec import ModelSpec
 from calc.training.advice.costs import Cost, cost
 from calc.training.advice.largest import changed, divisors, needed, sequence_unit, with_own_share
-from calc.training.answer import train
+from calc.training.answer import TrainingAnswer, train
 from calc.training.plan import TrainingPlan
 
 _PAIRS = 6  # shown at most
@@ -142,7 +143,7 @@ def _joined(taken: Sequence[tuple[Move, Values]]) -> Values:
 class _Search:
     """Tries plans against one GPU, each once."""
 
-    def __init__(self, spec: ModelSpec, plan: TrainingPlan, gpu: Gpu, limit: int, given: float | None) -> None:
+    def __init__(self, spec: ModelSpec, plan: TrainingPlan, gpu: Gpu | None, limit: int, given: float | None) -> None:
         self.given = given  # the user's own share of fragmentation
         self.spec, self.plan, self.gpu, self.limit = spec, plan, gpu, limit
         self.tried: dict[tuple[tuple[str, object], ...], int | None] = {}
@@ -269,6 +270,19 @@ def changes_that_fit(spec: ModelSpec, plan: TrainingPlan, gpu: Gpu | None) -> tu
             plan, {"fragmentation_percent": max(shares)}
         )  # their allocations leave more idle than the plan's own
     return ()
+
+
+def single_changes(answer: TrainingAnswer) -> tuple[Change, ...]:
+    """Each change on the same GPUs that needs less by itself, at its mildest value, the least painful first; whether it fits or not."""
+    spec, plan, gpu, before = answer.spec, answer.plan, answer.gpu, answer.driver_bytes
+    search = _Search(spec, plan, gpu, before, plan.fragmentation_percent)
+    found = []
+    for move in _moves(plan, spec):
+        if move.adds or move.field == "seq" or not move.values:
+            continue
+        with suppress(InputError):  # what the plan's rules refuse is no change
+            found.append(search.change((move,), move.at(move.values[0]), before))
+    return tuple(change for change in found if change.saved_bytes > 0)
 
 
 def _found(search: _Search, plan: TrainingPlan, spec: ModelSpec) -> list[Found]:

@@ -10,7 +10,7 @@ from calc.breakdown import Formula, Number
 from calc.training import Suggested, TrainingAnswer, TrainingPlan, suggest
 from calc.training.advice.checkpoint import DISK
 from calc.training.advice.costs import Cost
-from calc.training.advice.fit import Change
+from calc.training.advice.fit import Change, changes_that_fit, single_changes
 from pages.ui import charts, views, widgets
 from pages.ui.fields import fields_of
 from pages.ui.numbers import Figure, Numbers, figures
@@ -22,16 +22,20 @@ _FIRST = 4  # changes in sight; the others fold away
 
 def changes(answer: TrainingAnswer, numbers: Numbers, _: Scenario) -> None:
     """What would make it fit, those on the same GPUs first; where it fits, what each change would save or take."""
-    found = suggest(answer)
-    if answer.fits is False and not found.fixes:
-        st.info("No change of this plan that is known here makes it fit: try a larger GPU or a smaller model.")
     if answer.fits is False:
-        charts.title("Each of these makes it fit")
-    for index, change in enumerate(found.fixes[:_FIRST]):
+        found = changes_that_fit(answer.spec, answer.plan, answer.gpu)
+        if found:
+            charts.title("Each of these makes it fit")
+        else:
+            st.info("No change of this plan that is known here makes it fit: try a larger GPU or a smaller model.")
+    else:
+        found = single_changes(answer)
+        charts.title("What each change would save" if found else "No change on the same GPUs needs less.")
+    for index, change in enumerate(found[:_FIRST]):
         _change(change, numbers, f"apply {index}")
-    if found.fixes[_FIRST:]:
+    if found[_FIRST:]:
         with st.expander("Other ways", icon=":material/add:"):
-            for index, change in enumerate(found.fixes[_FIRST:], _FIRST):
+            for index, change in enumerate(found[_FIRST:], _FIRST):
                 _change(change, numbers, f"apply {index}")
 
 

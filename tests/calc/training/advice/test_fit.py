@@ -16,7 +16,7 @@ from calc.errors import validated
 from calc.hardware import gpu
 from calc.training import TrainingPlan, suggest, train, train_and_suggest
 from calc.training.advice.checkpoint import DISK, HOST, HOST_SHARDS, checkpoint
-from calc.training.advice.fit import changes_that_fit
+from calc.training.advice.fit import changes_that_fit, single_changes
 from calc.training.advice.largest import LIMITS, divisors, largest, longest_sequence, sequence_unit, with_own_share
 from calc.units import GiB
 from tests.calc.training.models import model
@@ -309,3 +309,13 @@ def test_suggest_takes_an_answer_as_it_is():
     assert found.breakdown is answer.breakdown
     assert found.largest_micro_batch >= 1
     assert found.largest_seq >= 4096
+
+
+def test_single_changes_save_what_their_plans_save():
+    plan = TrainingPlan(recipe="amp", micro_batch=4)
+    answer = train(model("llama-2-7b"), plan, gpu("b200-180gb"))
+    found = single_changes(answer)
+    assert {"loss", "recompute", "optimizer", "recipe", "method"} <= {name for each in found for name in each.values}
+    for change in found:
+        assert change.driver_bytes == train(answer.spec, change.plan, answer.gpu).driver_bytes
+        assert change.saved_bytes == answer.driver_bytes - change.driver_bytes > 0
