@@ -61,6 +61,7 @@ IMPLEMENTATIONS = {
     "fused": "Megatron + Transformer Engine",
     "paper": "paper (2205.05198)",
     "deepspeed": "DeepSpeed",
+    "litgpt": "LitGPT",
 }
 ENGINES = {
     "logical": "theoretical (no engine overhead)",
