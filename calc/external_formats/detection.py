@@ -32,7 +32,7 @@ def command_of(text: str, tool: str | None) -> tuple[str, list[str], dict[str, s
     try:
         lines = commands(text)
     except InputError:
-        if re.search(r"(?m)^\s*[\w.-]+\s*[:=]\s", text):
+        if re.search(r"(?m)^[ \t]*[\w.-]+[ \t]*[:=]\s", text):
             return None
         raise
     found = [(name, line) for line in lines if (name := _program(line))]

@@ -12,7 +12,9 @@ from calc.errors import InputError
 from calc.external_formats.shell import key_of
 from calc.sources.files import parse_yaml
 
-_KEY: Final = re.compile(r"""(?m)^\s*[\w.'"-]+\s*:(\s|$)""")
+_KEY: Final = re.compile(r"""(?m)^[ \t]*[\w.'"-]+[ \t]*:(\s|$)""")
+_LARGEST_TOML: Final = 2**17
+_MOST_DOTS: Final = 400  # a name with more would take its reader long
 _DEEPEST: Final = 12
 _MOST: Final = 2_000  # settings of a file
 
@@ -31,6 +33,10 @@ def parse_json(text: str) -> dict[str, Any]:
 
 def parse_toml(text: str) -> dict[str, Any]:
     """The tables of a TOML text. InputError for anything else."""
+    if len(text) > _LARGEST_TOML or any(line.count(".") > _MOST_DOTS for line in text.splitlines()):
+        raise InputError(
+            f"text: a TOML file here has at most {_LARGEST_TOML:,} characters and {_MOST_DOTS} dots in a line", "text"
+        )
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:

@@ -96,7 +96,7 @@ def read(text: str, tool: str | None = None, gpus: int | None = None) -> Scenari
         name, words, variables = line
         draft = _draft(name, gpus)
         read_command(draft, _module(name), words, variables)
-        if re.search(r"(?m)^\s*(if|case|for|while)\b", text):
+        if re.search(r"(?m)^[ \t]*(if|case|for|while)\b", text):
             draft.assumed.append("conditions and loops of the script are not evaluated: every branch is read")
     else:
         kind, data = parse(text)

@@ -11,14 +11,13 @@ from typing import Any, Final
 from calc.errors import InputError
 from calc.external_formats.draft import Table
 
-LARGEST: Final = 2**20  # characters of a text
+LARGEST: Final = 2**15  # characters of a text; shlex copies a word at each character
 _MOST_WORDS: Final = 20_000
 _LONGEST_WORD: Final = 2**16
 _COMMENT_LINE: Final = re.compile(r"(?m)^[ \t]*#.*\n?")
-_COMMENT: Final = re.compile(r"(?m)[ \t]#[^\n\"']*$")
 _COMPUTED: Final = re.compile(r"\$\([^()\n]*(?:\([^()\n]*\)[^()\n]*)*\)|`[^`\n]*`")
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*\+?=")
-_VARIABLE: Final = re.compile(r"\$(?:\{(\w+)(?:\[[@*]\])?(?::?-([^}]*))?\}|([A-Za-z_]\w*))")
+_VARIABLE: Final = re.compile(r"\$(?:\{(\w+)(?:\[[@*]\])?(?::?-([^}]{0,300}))?\}|([A-Za-z_]\w*))")
 _NUMBER: Final = re.compile(r"-\d*\.?\d+(?:[eE][-+]?\d+)?")
 _PUNCTUATION: Final = ";&|()<>\n"
 
@@ -27,7 +26,7 @@ Known = dict[str, list[str]]
 
 @dataclass(slots=True)
 class CommandLine:
-    """One command: its words, and the variables that the text sets before it."""
+    """One command: its words, and the variables that the text sets."""
 
     words: list[str]
     variables: dict[str, str] = field(default_factory=dict)
@@ -40,19 +39,22 @@ def commands(text: str) -> list[CommandLine]:
     """
     if len(text) > LARGEST:
         raise InputError(f"text: {len(text):,} characters is too long; a command has at most {LARGEST:,}", "text")
-    plain = _COMMENT.sub("", _COMMENT_LINE.sub("", text.replace("\r\n", "\n")))
-    plain = _COMPUTED.sub("$COMPUTED_BY_THE_SHELL", plain.replace("\\\n", " "))
+    plain = "\n".join(map(_without_comment, _COMMENT_LINE.sub("", text.replace("\r\n", "\n")).split("\n")))
+    plain = _COMPUTED.sub("$_", plain.replace("\\\n", " "))
+    plain = re.sub(r"\n{2,}", "\n", plain)
     known: Known = {}
-    found = []
     try:
-        for line in _lines(plain):
-            words = _assigned(line, known)
-            if words:
-                variables = {name: value[0] for name, value in known.items() if len(value) == 1}
-                found.append(CommandLine(_expanded(words, known), variables))
+        found = [_expanded(words, known) for line in _lines(plain) if (words := _assigned(line, known))]
     except ValueError as error:
         raise InputError(f"text: not a command line ({str(error).lower()})", "text") from None
-    return found
+    variables = {name: value[0] for name, value in known.items() if len(value) == 1}
+    return [CommandLine(words, variables) for words in found]
+
+
+def _without_comment(line: str) -> str:
+    """The line up to a # that stands after a space and before no quotation mark."""
+    before, mark, after = line.partition(" #")
+    return before if mark and not set(after) & set("\"'") else line
 
 
 def _lines(text: str) -> Iterator[list[str]]:

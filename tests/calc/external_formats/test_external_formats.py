@@ -195,6 +195,8 @@ def test_bad_input_is_one_line(argv, message):
         "base_model: 5\nsequence_len: true", "[training]\nseq_len = 'x'", "{" * 100_000, '{"a":' * 50_000, "[" * 100_000,
         "a=$a$a; " * 3000 + "vllm serve m -tp 1 " + "$a" * 1000, "A='" + "x" * 60_000 + "'; vllm serve $A$A$A$A", "x" * (2**20 + 1),
         "vllm serve " + "\0", "a: b\n" * 5 + "a: " + "[" * 5000, "vllm serve m --max-model-len 1e400", "vllm serve m --max-model-len inf",
+        "vllm serve m --x " + "'" * 32_001, "vllm serve " + "'" + "x " * 16_000 + "'", "A=( " * 8_000, "[" + ".".join("a" * 30_000) + "]",
+        "\n" * 2**17 + "a", "base_model: x\n" + "".join(f"k{count}: 1\n" for count in range(9_000)), "vllm serve m " + " #" * 16_000 + '"',
     ],
 )  # fmt: skip
 def test_text_that_is_no_run_is_refused_in_one_line(text):
