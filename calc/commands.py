@@ -144,6 +144,11 @@ def choices(field: FieldInfo) -> tuple[Any, ...]:
     return next((get_args(kind) for kind in _kinds(field.annotation) if get_origin(kind) is Literal), ())
 
 
+def is_whole(field: FieldInfo) -> bool:
+    """Whether the field is a whole number (or unset)."""
+    return int in _kinds(field.annotation)
+
+
 def is_switch(field: FieldInfo) -> bool:
     """Whether the field is true or false (or unset)."""
     return bool in _kinds(field.annotation)

@@ -13,7 +13,11 @@ _NUMBER: Final = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d{1,3})?)\s
 _THOUSANDS: Final = re.compile(r"(?<=\d)[_\s,](?=\d{3}(?:\D|$))", re.ASCII)
 _DECIMAL: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12, "q": 10**15, "p": 10**15}
 _BINARY: Final = {"k": 2**10, "ki": 2**10, "m": 2**20, "mi": 2**20}
+_PLAIN: Final = re.compile(r"[+-]?[0-9.]+", re.ASCII)
 _LONGEST: Final = 40  # characters of a number
+LENGTHS: Final = frozenset(  # fields whose k is 1,024, as sequences are spoken of
+    {"seq", "context", "prompt", "prompt_tokens", "output", "keep_window", "max_batched_tokens"}
+)
 ALLOWED: Final = "it must be a number, such as 4096, 32k, 1.5T or 2e12"
 
 
@@ -49,3 +53,13 @@ def whole_number(value: object) -> object:
 def left_out(value: object) -> object:
     """For a plan's field: 0 is left out, as older links and commands have it."""
     return None if value in (0, "0") else value
+
+
+def as_number(field: str, text: str) -> int | str:
+    """The whole number that a flag's text means, as people write it; a plain number and anything else stay as they are."""
+    if _PLAIN.fullmatch(text):
+        return text
+    try:
+        return read_whole(text, field, lengths=field in LENGTHS)
+    except InputError:
+        return text

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NoReturn
 
-from calc.commands import Command, choices, flag, is_switch, word
+from calc.commands import Command, choices, flag, is_switch, is_whole, word
 from calc.errors import InputError
+from calc.quantities import as_number
 
 FORMATS = ("table", "json", "csv", "markdown")
 _GPU_FLAGS = (
@@ -37,7 +39,10 @@ def add_plan_flags(parser: argparse.ArgumentParser, command: Command) -> None:
             )
         else:
             metavar = "|".join(map(str, choices(field))) or name.upper()
-            parser.add_argument(flag(name), dest=name, default=argparse.SUPPRESS, metavar=metavar, help=shown)
+            read = partial(as_number, name) if is_whole(field) else str
+            parser.add_argument(
+                flag(name), dest=name, type=read, default=argparse.SUPPRESS, metavar=metavar, help=shown
+            )
 
 
 def add_gpu_flags(parser: argparse.ArgumentParser) -> None:

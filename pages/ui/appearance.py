@@ -20,14 +20,13 @@ HUB = "hugging-face"  # a model that the Hub has, by its id
 @dataclass(frozen=True, slots=True)
 class Appearance:
     """A field's label, the stops of its slider (none: no slider), its choices where they are not the plan's, how these are
-    named, what its empty box shows, and whether its numbers are lengths in tokens (where k is 1,024)."""
+    named, and what its empty box shows."""
 
     label: str = ""
     stops: tuple[int, ...] = ()
     choices: tuple[str, ...] = ()
     named: Mapping[str, str] = field(default_factory=dict)
     placeholder: str = "auto"
-    lengths: bool = False
     wide: bool = False
 
 
@@ -84,12 +83,12 @@ APPEARANCE: Mapping[str, Appearance] = {
     "units": Appearance("Bytes in"),
     "gpus": Appearance("GPUs", _doubling(1, 2**14)),
     "layout": Appearance("Layout"),
-    "seq": Appearance("Sequence (tokens)", _SEQUENCE, lengths=True),
-    "context": Appearance("Context (tokens)", _doubling(1024, 2**20), lengths=True),
-    "prompt": Appearance("Prompt (tokens)", lengths=True),
-    "prompt_tokens": Appearance("Prompt (tokens)", lengths=True),
-    "output": Appearance("Output (tokens)", lengths=True, placeholder="none"),
-    "keep_window": Appearance("Window kept (tokens)", lengths=True, placeholder="all"),
+    "seq": Appearance("Sequence (tokens)", _SEQUENCE),
+    "context": Appearance("Context (tokens)", _doubling(1024, 2**20)),
+    "prompt": Appearance("Prompt (tokens)"),
+    "prompt_tokens": Appearance("Prompt (tokens)"),
+    "output": Appearance("Output (tokens)", placeholder="none"),
+    "keep_window": Appearance("Window kept (tokens)", placeholder="all"),
     "keep_sinks": Appearance("Sinks kept (tokens)", placeholder="none"),
     "micro_batch": Appearance("Micro-batch (sequences)", _doubling(1, 256)),
     "global_batch": Appearance("Global batch (sequences)", placeholder="micro-batch · dp"),
@@ -119,7 +118,7 @@ APPEARANCE: Mapping[str, Appearance] = {
     "kv_dtype": Appearance("KV cache format"),
     "gpu_memory_utilization": Appearance("Share of GPU memory"),
     "block_size": Appearance("Block (tokens)"),
-    "max_batched_tokens": Appearance("Tokens a step", lengths=True),
+    "max_batched_tokens": Appearance("Tokens a step"),
     "max_seqs": Appearance("Sequences a step"),
     "kv_memory_gib": Appearance("Cache given (GiB)", placeholder="what is left"),
     "objective": Appearance("Objective", choices=_modelled("objective")),

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from calc.commands import choices, is_switch
 from calc.errors import InputError, allowed
-from calc.quantities import ALLOWED, read_number
+from calc.quantities import ALLOWED, LENGTHS, read_number
 from pages.ui.appearance import Appearance, appearance
 
 Groups = Mapping[str, Sequence[str]]
@@ -95,7 +95,7 @@ class Field:
         raise InputError.of(self.name, value if given is None else given, allowed(first["msg"]))
 
     def _number(self, text: str) -> int | float:
-        number = read_number(text, self.name, lengths=self.appearance.lengths)
+        number = read_number(text, self.name, lengths=self.name in LENGTHS)
         if not abs(number) <= _LARGEST:
             raise InputError.of(self.name, text, ALLOWED)
         return int(number) if number == number.to_integral_value() else float(number)

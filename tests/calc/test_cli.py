@@ -306,3 +306,15 @@ def test_offloaded_bytes_are_listed_where_there_are_some():
     plain, offloaded = (run(("train", "llama-2-7b", *flags)) for flags in ((), ("--offload", "optimizer")))
     assert "host_bytes" not in plain
     assert "host_bytes" in offloaded
+
+
+@pytest.mark.parametrize(
+    ("written", "plain"),
+    [
+        ("train llama-2-7b --seq 8k --micro-batch 1e1", "train llama-2-7b --seq 8192 --micro-batch 10"),
+        ("serve llama-2-7b --context 32k", "serve llama-2-7b --context 32768"),
+        ("compute llama-2-7b --tokens 1.5T --gpus 1_024", "compute llama-2-7b --tokens 1500000000000 --gpus 1024"),
+    ],
+)
+def test_numbers_are_read_as_people_write_them(written, plain):
+    assert run([*written.split(), "--format", "json"]) == run([*plain.split(), "--format", "json"])
