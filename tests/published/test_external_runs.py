@@ -1,7 +1,8 @@
 """Command lines and config files of public repositories: each setting is read as stated here, or named as not understood.
 
-`external_runs.json` holds the settings of each file (comments left out), where it was found, and what each setting is here, read off by
-hand against the tool's documentation. `gpus` is what the file's own comment states, where it states it.
+`external_runs.json` holds the settings of each file (comments left out), where it was found, and what each setting is here: printed by
+the readers and then read through against the text. A count that the readers have no part in holds that no setting is dropped.
+`gpus` is what the file's own comment states, where it states it.
 """
 
 from __future__ import annotations
