@@ -123,7 +123,7 @@ def open_page(page: Page, url: str) -> None:
 
 _STILL = """async (part) => {
     await new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)));
-    await Promise.all(part.getAnimations().map((animation) => animation.finished));
+    await Promise.all(part.getAnimations().map((animation) => animation.finished.catch(() => null)));
 }"""
 
 

@@ -4,6 +4,7 @@ import os
 import re
 
 import pytest
+from playwright.sync_api import expect
 
 from calc.measurements.records import Measured, Records
 from calc.units import MiB
@@ -54,7 +55,7 @@ def test_switching_measurements_on_changes_the_training_page(page):
     assert figure(page, "GPU memory") != before
     assert "calibrated=bound" in page.url
     open_tab(page, "Command and link")
-    assert page.get_by_text("--calibrated bound").count() == 1
+    expect(page.get_by_text("--calibrated bound")).to_have_count(1)
 
 
 def test_a_link_brings_the_measured_efficiencies_to_the_serving_page(page):

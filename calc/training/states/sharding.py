@@ -264,7 +264,8 @@ def _tables(groups: tuple[Placed, ...]) -> tuple[str, int, str, str]:
     """The tables next to each quantised weight: their name, bytes and source."""
     base = next(tensor.quantised for tensors, _ in groups for tensor in tensors.tensors if tensor.quantised)
     ledger = BASE_FORMATS[base]
-    return "quantisation_tables", sum(size for _, size in ledger.tables), ledger.source, ledger.url
+    name = f"{base.partition('-')[0]}_tables"
+    return name, sum(size for _, size in ledger.tables), ledger.source, ledger.url
 
 
 Leaf = tuple[tuple[str, ...], Component]
