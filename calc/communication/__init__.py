@@ -4,7 +4,7 @@ from calc.communication.answer import CommunicationAnswer, communication
 from calc.communication.collectives import Collective, collectives_of
 from calc.communication.links import usual_links
 from calc.communication.plan import CommunicationPlan
-from calc.communication.topology import Group, Topology
+from calc.communication.topology import Group, Topology, network_note, topology_of
 
 __all__ = [
     "Collective",
@@ -14,5 +14,7 @@ __all__ = [
     "Topology",
     "collectives_of",
     "communication",
+    "network_note",
+    "topology_of",
     "usual_links",
 ]

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from calc.breakdown import Breakdown, Component, Formula, unique_names
 from calc.communication.collectives import Collective, Overlap, collectives_of
-from calc.communication.links import usual_links
 from calc.communication.plan import CommunicationPlan
-from calc.communication.topology import Topology
+from calc.communication.topology import Topology, network_note, topology_of
 from calc.errors import InputError
 from calc.flops import token_flops
 from calc.hardware import Gpu
-from calc.kernel_times import kernel_times
 from calc.model.spec import ModelSpec
 from calc.training.pipeline_stages import Stage, stages
 
@@ -109,7 +107,7 @@ def communication(spec: ModelSpec, plan: CommunicationPlan, gpu: Gpu | None = No
     """The collectives of one step, on the stage where most is exposed. InputError without a GPU, whose links take the time."""
     if gpu is None:
         raise InputError("gpu: communication needs the GPU whose links carry it; --gpu names one", "gpu")
-    topology = topology_of(plan, gpu)
+    topology = topology_of(gpu, plan.times, plan.gpus_per_node, plan.intra_GBps, plan.inter_GBps)
     windows = compute_windows(spec, plan, topology)
     timed = {
         stage: exposed(topology, collectives_of(spec, plan, stage), windows, plan.microbatches)
@@ -119,14 +117,6 @@ def communication(spec: ModelSpec, plan: CommunicationPlan, gpu: Gpu | None = No
     return CommunicationAnswer(
         spec, plan, gpu, worst, timed[worst], topology.times.source, tuple(_notes(plan, gpu, topology))
     )
-
-
-def topology_of(plan: CommunicationPlan, gpu: Gpu) -> Topology:
-    """The plan's links, or those usual around that GPU."""
-    domain, rate, _ = usual_links(gpu)
-    if plan.intra_GBps is not None:
-        gpu = replace(gpu, link_bandwidth=plan.intra_GBps * 1e9)
-    return Topology(kernel_times(gpu, plan.times), plan.gpus_per_node or domain, (plan.inter_GBps or rate) * 1e9)
 
 
 def compute_windows(spec: ModelSpec, plan: CommunicationPlan, topology: Topology) -> Mapping[Overlap, float]:
@@ -146,7 +136,9 @@ def exposed(
 ) -> tuple[Timed, ...]:
     """Each collective's seconds and their exposed share: of what shares a window, the sum beyond the window is exposed, and
     never less than one call, the first before or the last after compute."""
-    seconds = [each.calls * topology.seconds(each.kind, each.bytes, each.group) for each in found]
+    seconds = [
+        each.calls * topology.seconds(each.kind, each.bytes, each.group.ranks, each.group.stride) for each in found
+    ]
     shares: dict[Overlap, float] = {}
     for window, length in windows.items():
         mine = [(s, each) for s, each in zip(seconds, found, strict=True) if each.overlaps == window]
@@ -159,9 +151,7 @@ def exposed(
 def _notes(plan: CommunicationPlan, gpu: Gpu, topology: Topology) -> list[str]:
     notes = list(topology.times.notes)
     if plan.gpus > topology.gpus_per_node:
-        if plan.inter_GBps is None:
-            _, rate, source = usual_links(gpu)
-            notes.append(f"inter_GBps: {rate:g} GB/s a GPU between nodes of {topology.gpus_per_node}: {source}")
+        notes += network_note(gpu, topology, plan.gpus, plan.inter_GBps)
         notes.append(
             "between nodes: NCCL's own latencies and 94 % of the adapters' bandwidth; against all-reduces of PyTorch on four "
             "nodes of eight B200 the median error is 12 %, and from 512 KiB to 32 MiB the model is up to 60 % too fast"

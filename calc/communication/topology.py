@@ -7,13 +7,17 @@ a double tree pays NCCL's own latencies for each hop, and the slower of the two 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from calc.kernel_times import KernelTimes
+from calc.communication.links import usual_links
+from calc.hardware import Gpu
+from calc.kernel_times import KernelTimes, kernel_times
 from calc.kernel_times.times import Collective as Kind
+from calc.kernel_times.times import Source
 from calc.kernel_times.work import collective_bytes
 
 # seconds, NVIDIA/nccl src/graph/tuning.cc (2.20 to 2.27), by protocol (LL, LL128, Simple): of a collective, and of each hop
@@ -46,23 +50,40 @@ class Topology:
     gpus_per_node: int
     network_bandwidth: float
 
-    def inside(self, group: Group) -> int:
-        """How many ranks of the group one node holds (ranks are numbered through a node before the next)."""
-        return max(1, min(group.ranks, self.gpus_per_node // group.stride))
+    def inside(self, ranks: int, stride: int = 1) -> int:
+        """How many of so many ranks, `stride` apart, one node holds (ranks are numbered through a node before the next)."""
+        return max(1, min(ranks, self.gpus_per_node // stride))
 
-    def seconds(self, kind: Kind, size: int, group: Group) -> float:
-        """One collective. `size` in bytes as in `KernelTimes.collective`: the whole tensor, or a message."""
-        if group.ranks == 1 or not size:
-            return 0.0
-        inside = self.inside(group)
+    def seconds(self, kind: Kind, size: float, ranks: int, stride: int = 1) -> float:
+        """One collective of `ranks` GPUs, `stride` apart, or a message to the GPU `stride` ranks on.
+
+        `size` in bytes as in `KernelTimes.collective`: the whole tensor, or the message.
+        """
+        return _seconds(self, kind, round(size), ranks, stride) if ranks > 1 and size else 0.0
+
+    def exchange_once(self, size: float, copies: int, ranks: int, stride: int = 1) -> float:
+        """One direction of an exchange that sends a token once to each rank, and once to each node, that has any of its `copies`
+        experts (DeepEP, HybridEP: through the network to one GPU of a node, which passes it on). `size`: bytes of the rank's tokens."""
+        inside = self.inside(ranks, stride)
+        spread = size * _distinct(ranks, copies)
+        if inside == ranks:
+            return self.seconds("all_to_all", spread, ranks, stride)
+        nodes = math.ceil(ranks / inside)
+        away = size * _distinct(nodes, copies) * (nodes - 1) / nodes
+        near = float(self.times.collective("all_to_all", max(1, round(spread)), inside)) if inside > 1 else 0.0
+        return max(near, away / self._network + _BASE_RING[2] + _HOP_RING_NETWORK[2])
+
+    def collective(self, kind: Kind, size: int, ranks: int, stride: int) -> float:
+        """`seconds`, worked out."""
+        inside = self.inside(ranks, stride)
         if kind == "send":
-            across = group.stride >= self.gpus_per_node
+            across = stride >= self.gpus_per_node
             return self._message(size) if across else float(self.times.collective("send", size, 2))
-        if inside == group.ranks:
-            return float(self.times.collective(kind, size, group.ranks))
+        if inside == ranks:
+            return float(self.times.collective(kind, size, ranks))
         if kind == "all_to_all":
-            return self._all_to_all(size, group.ranks, inside)
-        return self._ring_or_tree(kind, size, group.ranks, inside)
+            return self._all_to_all(size, ranks, inside)
+        return self._ring_or_tree(kind, size, ranks, inside)
 
     def _message(self, size: int) -> float:
         return min(
@@ -103,3 +124,30 @@ class Topology:
                 )
             ]
         return float(np.min(found))
+
+
+@lru_cache(maxsize=16384)
+def _seconds(topology: Topology, kind: Kind, size: int, ranks: int, stride: int) -> float:
+    return topology.collective(kind, size, ranks, stride)
+
+
+def _distinct(places: int, copies: int) -> float:
+    """How many of so many equal places `copies` independent choices hit in expectation."""
+    return places * (1 - (1 - 1 / places) ** copies)
+
+
+def topology_of(
+    gpu: Gpu, source: Source, gpus_per_node: int | None, intra_GBps: float | None, inter_GBps: float | None
+) -> Topology:
+    """The links that a user gives (GB/s, one way), or those usual around that GPU."""
+    domain, rate, _ = usual_links(gpu)
+    linked = replace(gpu, link_bandwidth=intra_GBps * 1e9) if intra_GBps is not None else gpu
+    return Topology(kernel_times(linked, source), gpus_per_node or domain, (inter_GBps or rate) * 1e9)
+
+
+def network_note(gpu: Gpu, topology: Topology, gpus: int, inter_GBps: float | None) -> tuple[str, ...]:
+    """What was assumed of the network between nodes, where so many GPUs need one and none is given."""
+    if gpus <= topology.gpus_per_node or inter_GBps is not None:
+        return ()
+    _, rate, source = usual_links(gpu)
+    return (f"inter_GBps: {rate:g} GB/s a GPU between nodes of {topology.gpus_per_node}: {source}",)

@@ -8,13 +8,14 @@ from functools import cached_property
 from typing import Any, Final
 
 from calc.breakdown import Breakdown, Component, Formula
+from calc.communication import network_note
 from calc.errors import InputError
 from calc.flops import PassFlops, adapter_flops, pass_flops
 from calc.hardware import Gpu
 from calc.model.feed_forward import MoE
 from calc.model.spec import ModelSpec
 from calc.step_time.layer_times import FAMILIES, LayerSeconds, Seconds
-from calc.step_time.machine import OVERLAP_SLOWDOWN, OVERLAP_SOURCE, sustained
+from calc.step_time.machine import OPERATOR_READINGS, OVERLAP_SLOWDOWN, OVERLAP_SOURCE, host_seconds, sustained
 from calc.step_time.memory_bound import program_of
 from calc.step_time.money import Price, Run, price_of, run_of
 from calc.step_time.plan import TimePlan
@@ -172,11 +173,17 @@ class TimeAnswer:
     def _notes(self) -> Iterator[str]:
         yield f"operators: {program_of(self.plan).name}; attention: {self.plan.attention_program}"
         yield from self.step.kernels.notes
-        yield from self.step.network.notes
+        yield from network_note(self.gpu, self.step.topology, self.plan.gpus, self.plan.inter_GBps)
         found = sustained(self.gpu, "fp8" if "fp8" in self.plan.compute_format else "bf16")
         if found is not None:
             yield f"products sustain {found.tflops:g} TFLOP/s of {found.dtype} at the power limit: {found.source}"
         yield band(self.plan, self.spec)[2]
+        if self.step.busiest.host:
+            each, (least, most) = host_seconds(self.step.kernels), OPERATOR_READINGS
+            yield (
+                f"host: {1e6 * each:g} us an operator; readings run from {1e6 * least:g} (torch's linear layer on an x86 host) to "
+                f"{1e6 * most:g} (Transformer Engine's on Grace)"
+            )
         if any(isinstance(kind.feed_forward, MoE) for kind in self.spec.layers.kinds):
             yield f"experts: the busiest rank has {self.plan.expert_skew:g} times the mean"
         if self.plan.objective not in ("pretrain", "sft"):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from calc.communication import Topology
 from calc.kernel_times.times import Collective as Kind
 from calc.model.feed_forward import MoE
 from calc.step_time.layer_times import LayerSeconds
-from calc.step_time.machine import Network
 from calc.step_time.operations import LayerOperations, Sharding
 from calc.step_time.plan import TimePlan
 
@@ -28,31 +28,33 @@ class LayerCommunication:
 
 
 def layer_communication(
-    operations: LayerOperations, seconds: LayerSeconds, plan: TimePlan, network: Network, sharding: Sharding
+    operations: LayerOperations, seconds: LayerSeconds, plan: TimePlan, topology: Topology, sharding: Sharding
 ) -> LayerCommunication:
     """Tensor, context and expert parallelism's collectives of one layer."""
     forward: dict[str, float] = {}
     backward: dict[str, float] = {}
     hidden = 0.0
     if plan.tp > 1:
-        exposed, behind = _tensor(operations, plan, network, sharding)
+        exposed, behind = _tensor(operations, plan, topology, sharding)
         again = exposed if plan.recompute == "full" else 0.0
         forward["tensor"], backward["tensor"] = exposed, exposed + again
         hidden += 3 * behind
     if plan.cp > 1:
-        ring = _context(operations, plan, network, sharding)
+        ring = _context(operations, plan, topology, sharding)
         core = seconds.forward.families.get("attention", 0.0)
         behind = seconds.input_gradient.families.get("attention", 0.0)
         forward["context"], backward["context"] = max(0.0, ring - core), max(0.0, 2 * ring - behind)
         hidden += min(ring, core) + min(2 * ring, behind)
     if plan.expert_ranks > 1 and isinstance(operations.kind.feed_forward, MoE):
-        exchange = _experts(operations.kind.feed_forward, plan, network, sharding)
-        again = exchange if plan.recompute == "full" else 0.0
-        forward["expert"], backward["expert"] = exchange, exchange + again
+        exchange = _experts(operations.kind.feed_forward, plan, topology, sharding)
+        times = 2 if plan.recompute == "full" else 1
+        share = _exposed_exchange(exchange * (1 + times), seconds, plan)
+        forward["expert"], backward["expert"] = share * exchange, share * exchange * times
+        hidden += (1 - share) * exchange * (1 + times)
     return LayerCommunication(forward, backward, hidden)
 
 
-def _tensor(operations: LayerOperations, plan: TimePlan, network: Network, sharding: Sharding) -> tuple[float, float]:
+def _tensor(operations: LayerOperations, plan: TimePlan, topology: Topology, sharding: Sharding) -> tuple[float, float]:
     """Exposed and hidden seconds of one direction: an all-gather and a reduce-scatter around each block, or an all-reduce."""
     layer = operations.kind
     exchanged = plan.ep_over_tp and isinstance(
@@ -62,28 +64,37 @@ def _tensor(operations: LayerOperations, plan: TimePlan, network: Network, shard
     hidden = next((norm.size.size for norm in layer.norms), 0)
     size = 2.0 * sharding.tokens * hidden
     if plan.sharded_sequence:
-        once = network.seconds("all_gather", size, plan.tp) + network.seconds("reduce_scatter", size, plan.tp)
+        once = topology.seconds("all_gather", size, plan.tp) + topology.seconds("reduce_scatter", size, plan.tp)
     else:
-        once = network.seconds("all_reduce", size, plan.tp)
+        once = topology.seconds("all_reduce", size, plan.tp)
     total = blocks * once
     exposed = total * _TP_EXPOSED if plan.overlaps_tp else total
     return exposed, total - exposed
 
 
-def _context(operations: LayerOperations, plan: TimePlan, network: Network, sharding: Sharding) -> float:
+def _context(operations: LayerOperations, plan: TimePlan, topology: Topology, sharding: Sharding) -> float:
     """Ring attention passes keys and values of the other ranks round, seq / cp tokens at a time."""
     tokens = sharding.tokens
     size = sum(2.0 * tokens * core.kv_heads * (core.head_dim + core.v_head_dim) for core in operations.cores)
-    return (plan.cp - 1) * network.send(size, plan.tp * (plan.cp - 1))
+    return (plan.cp - 1) * topology.seconds("send", size, 2, plan.tp * (plan.cp - 1))
 
 
-def _experts(moe: MoE, plan: TimePlan, network: Network, sharding: Sharding) -> float:
-    """Dispatch and combine: each token goes to its experts' ranks and comes back."""
-    copies = float(moe.num_experts_per_tok)
-    if plan.ep_dispatch == "fused":  # a token goes once to each rank that holds any of its experts
-        copies = plan.expert_ranks * (1 - (1 - 1 / plan.expert_ranks) ** moe.num_experts_per_tok)
-    size = 2.0 * sharding.between * moe.hidden_size * copies * plan.expert_skew
-    return 2 * network.seconds("all_to_all", size, plan.expert_ranks, 1 if plan.ep_over_tp else plan.tp)
+def _experts(moe: MoE, plan: TimePlan, topology: Topology, sharding: Sharding) -> float:
+    """Dispatch and combine: each token goes to its experts' ranks and comes back, as wide as the experts take it."""
+    size = 2.0 * sharding.between * moe.expert.hidden_size * plan.expert_skew
+    stride = 1 if plan.ep_over_tp else plan.tp
+    if plan.ep_dispatch == "fused":
+        return 2 * topology.exchange_once(size, moe.num_experts_per_tok, plan.expert_ranks, stride)
+    return 2 * topology.seconds("all_to_all", size * moe.num_experts_per_tok, plan.expert_ranks, stride)
+
+
+def _exposed_exchange(exchange: float, seconds: LayerSeconds, plan: TimePlan) -> float:
+    """The share of a layer's exchanges that nothing hides: all, or with `ep_overlap` those of the first forward and the last backward,
+    and what is longer than the work of the other micro-batch (Megatron Core, overlap_moe_expert_parallel_comm)."""
+    if not plan.ep_overlap or not exchange:
+        return 1.0
+    work = sum(part.total for part in (seconds.forward, seconds.input_gradient, seconds.weight_gradient, seconds.again))
+    return max(1 / plan.microbatches, 1 - work / exchange)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +117,7 @@ def reduced_bytes(plan: TimePlan) -> int:
 
 
 def data_parallel(
-    plan: TimePlan, network: Network, plain: float, experts: float, layers: int, trained: float = 1.0
+    plan: TimePlan, topology: Topology, plain: float, experts: float, layers: int, trained: float = 1.0
 ) -> DataParallel:
     """Collectives over a rank's parameters: `plain` ones over dp · cp, `experts` over dp · cp / ep. Weights travel in 16 bits
     (8 where fp8 weights are gathered), gradients as `reduced_bytes`; `trained` is the share of the weights that has any."""
@@ -120,11 +131,11 @@ def data_parallel(
             continue
         shards = max(1, ranks // plan.dp_replicate)
         kind: Kind = "reduce_scatter" if plan.zero else "all_reduce"
-        reduce += pieces * network.seconds(kind, gradient * count / pieces, shards if plan.zero else ranks, stride)
+        reduce += pieces * topology.seconds(kind, gradient * count / pieces, shards if plan.zero else ranks, stride)
         if plan.zero and plan.dp_replicate > 1:
-            reduce += network.seconds("all_reduce", gradient * count / shards, plan.dp_replicate, stride * shards)
+            reduce += topology.seconds("all_reduce", gradient * count / shards, plan.dp_replicate, stride * shards)
         if plan.zero:
-            gather += pieces * network.seconds("all_gather", weight * count / pieces, shards, stride)
+            gather += pieces * topology.seconds("all_gather", weight * count / pieces, shards, stride)
     if plan.zero < 3:
         return DataParallel(0.0, 0.0, gather, reduce, 0.0, 0.0)
     twice = gather if plan.reshard_after_forward else 0.0

@@ -35,7 +35,8 @@ _KERNELS: Final[Mapping[str, str]] = {
 # Attention's rate over the tables' (FlashAttention-3 on Hopper, FlashAttention-2 on Ampere, the engines' own on Blackwell), by the
 # first figure of the compute capability. Hopper, head size 128, 16k tokens: FlashAttention-3 648, cuDNN 595, FlashAttention-2 370
 # TFLOP/s (FlashAttention-3, arXiv 2407.08608, figure 5). FlashAttention-1 has half of FlashAttention-2's rate (arXiv 2307.08691,
-# abstract: "around 2x"), its Triton kernel 1/1.8 (the same, section 4.1: 1.3 to 2.5 times).
+# abstract: "around 2x"), its Triton kernel 1/1.8, the geometric middle of 1.3 to 2.5 (the same, section 4: FlashAttention-2 is 1.7 to 3.0
+# times as fast as FlashAttention and 1.3 to 2.5 times as fast as FlashAttention in Triton).
 _ATTENTION: Final[Mapping[tuple[str, str], float]] = {
     ("9", "flash-3"): 1.0,
     ("9", "cudnn"): 595 / 648,

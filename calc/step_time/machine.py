@@ -1,19 +1,11 @@
-"""The machine around a GPU: NVLink domain, network, rates that hold for hours; and the time of a collective over both.
-
-What no data sheet of the GPU says has its source next to it here. A user's own figures take their place.
-"""
+"""Rates that hold for hours and what the host needs: what no data sheet of a GPU says, each with its source."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Final, NamedTuple
 
-from calc.communication import Group, Topology, usual_links
 from calc.hardware import Gpu
-from calc.kernel_times import KernelTimes, kernel_times
-from calc.kernel_times.times import Collective as Kind
-from calc.kernel_times.times import Source
+from calc.kernel_times import KernelTimes
 
 # Overlap: while a collective runs, compute kernels take this much longer: mean over H100, A100, MI250 and MI210, GPT and LLaMA
 # (arXiv 2507.03114, abstract: 18.9 % against compute without communication at the same time)
@@ -30,11 +22,14 @@ class Sustained(NamedTuple):
     source: str
 
 
+# A second reading of both: Azure's AI-benchmarking-guide (cuBLASLt, random numbers, 10,000 warm-up runs) has 253.7 and 256.5 on A100
+# in fp16, 1290 on H100 in fp8 (8192 cubed, and 16384).
 _THONKING: Final = (
     "thonking.ai, 'Strangely, matrix multiplications': 8192 cubed, 257 of random numbers against 295 of zeros"
 )
 _SEMIANALYSIS: Final = (
-    "SemiAnalysis, 'MI300X vs H100 vs H200' (December 2024): shapes of Llama 70B, normally distributed"
+    "SemiAnalysis, 'MI300X vs H100 vs H200 Benchmark Part 1: Training' (December 2024): five shapes of Llama 70B's training, normally "
+    "distributed, medians: H100 and H200 720 in bf16 and 1280 in fp8, MI300X 620 and 990"
 )
 _SIMUMAX: Final = (
     "SimuMax, configs/system/b200_bf16_ceperm.json: median of 98 products of a training step on B200, 0.493 of 2250"
@@ -93,8 +88,11 @@ def memory_factors(times: KernelTimes) -> tuple[float, float, float]:
 
 
 # Host seconds for one operator of an eager training step, module and autograd included, by the first figure of the compute capability:
-# the fixed latency of an operator in Megatron's steps on A100 and B200 (SimuMax, configs/system, latency_us 40 and 30); Hopper between
+# the fixed latency of an operator in Megatron's steps on A100 and B200 (SimuMax, configs/system, latency_us 40 and 30); Hopper between.
+# It hangs on the host's processor and on the module: one forward of torch's Linear takes 13.5 us on an x86 host (DGX H100) and 37 on Grace
+# (GB200), Transformer Engine's 100 on Grace (NVIDIA/TransformerEngine, issue 2053).
 _OPERATOR: Final = {"8": 40e-6, "9": 35e-6, "10": 30e-6}
+OPERATOR_READINGS: Final = (13.5e-6, 100e-6)
 
 
 def host_seconds(times: KernelTimes) -> float:
@@ -113,37 +111,3 @@ def sustained(gpu: Gpu, dtype: str) -> Sustained | None:
 def half_rows(gpu: Gpu) -> tuple[float, float]:
     """Rows an expert for half a grouped product's rate: forward and input gradient, and weight gradient."""
     return _HALF_ROWS.get((gpu.compute_capability or "").partition(".")[0], _HALF_ROWS["9"])
-
-
-@dataclass(frozen=True, slots=True)
-class Network:
-    """The links around one GPU. `notes` say what was assumed."""
-
-    topology: Topology
-    notes: tuple[str, ...]
-
-    def seconds(self, kind: Kind, size: float, ranks: int, stride: int = 1) -> float:
-        """One collective of `ranks` GPUs, `stride` apart. `size`: bytes of the whole tensor, as `KernelTimes.collective`."""
-        return _collective(self.topology, kind, round(size), ranks, stride) if ranks > 1 else 0.0
-
-    def send(self, size: float, stride: int) -> float:
-        """One message to the GPU `stride` ranks on."""
-        return _collective(self.topology, "send", round(size), 2, stride)
-
-
-@lru_cache(maxsize=16384)
-def _collective(topology: Topology, kind: Kind, size: int, ranks: int, stride: int) -> float:
-    return topology.seconds(kind, size, Group(kind, ranks, stride))
-
-
-@lru_cache(maxsize=256)
-def network(
-    gpu: Gpu, source: Source, gpus: int, domain: int | None, intra: float | None, inter: float | None
-) -> Network:
-    """The links of `gpus` GPUs: those that are given (GB/s), or those usual around that GPU."""
-    usual, rate, from_where = usual_links(gpu)
-    domain = domain or usual
-    note = f"network between domains of {domain} GPUs: {rate:g} GB/s a GPU, {from_where}"
-    linked = replace(gpu, link_bandwidth=intra * 1e9) if intra else gpu
-    topology = Topology(kernel_times(linked, source), domain, (inter or rate) * 1e9)
-    return Network(topology, (note,) if gpus > domain and inter is None else ())

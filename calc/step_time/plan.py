@@ -54,6 +54,9 @@ class TimePlan(TrainingPlan):
         "all-to-all",
         description="experts' exchange: NCCL's with permutations of their own, or one kernel (DeepEP, HybridEP)",
     )
+    ep_overlap: bool = Field(
+        False, description="experts' exchange runs under the work of another micro-batch (Megatron's 1F1B overlap)"
+    )
     ep_over_tp: bool = Field(
         False,
         description="experts stay whole, and ep · tp ranks share them (Megatron's expert tensor parallelism of 1); else tp divides each",
@@ -170,7 +173,7 @@ class TimePlan(TrainingPlan):
         if not self.tp > 1:
             reasons |= dict.fromkeys(("tp_overlap", "ep_over_tp"), "tp is 1")
         if self.expert_ranks == 1:
-            reasons |= {"ep_dispatch": "ep is 1"}
+            reasons |= dict.fromkeys(("ep_dispatch", "ep_overlap"), "ep is 1")
         for name in ("context_mib", "nccl_mib", "workspace_mib", "fragmentation_percent"):
             reasons[name] = "it is memory outside the step's tensors, which takes no time"
         return reasons

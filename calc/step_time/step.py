@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+from calc.communication import topology_of
 from calc.hardware import Gpu
 from calc.kernel_times import KernelTimes, kernel_times
 from calc.model.spec import ModelSpec
 from calc.step_time.communication import DataParallel, LayerCommunication, data_parallel, layer_communication
 from calc.step_time.layer_times import LayerSeconds, LayerTimer, Seconds
-from calc.step_time.machine import OVERLAP_SLOWDOWN, Network, host_seconds, network
+from calc.step_time.machine import OVERLAP_SLOWDOWN, host_seconds
 from calc.step_time.memory_bound import LOSSES, Traffic, program_of
 from calc.step_time.operations import LayerOperations, Sharding, end_parameters, head_gemms, stack_operations
 from calc.step_time.optimizer import HOST_ADAM, offload_bytes, optimizer_bytes
@@ -72,9 +73,7 @@ class Step:
     def __init__(self, spec: ModelSpec, plan: TimePlan, gpu: Gpu) -> None:
         self.spec, self.plan, self.gpu = spec, plan, gpu
         self.kernels: KernelTimes = kernel_times(gpu, plan.times, engine="trtllm")
-        self.network: Network = network(
-            gpu, plan.times, plan.gpus, plan.gpus_per_node, plan.intra_GBps, plan.inter_GBps
-        )
+        self.topology = topology_of(gpu, plan.times, plan.gpus_per_node, plan.intra_GBps, plan.inter_GBps)
         self.sharding = Sharding(
             plan.tokens_of_rank,
             plan.tp,
@@ -103,7 +102,7 @@ class Step:
     def exchanged(self) -> tuple[LayerCommunication, ...]:
         """Communication of each kind of layer."""
         return tuple(
-            layer_communication(one, seconds, self.plan, self.network, self.sharding)
+            layer_communication(one, seconds, self.plan, self.topology, self.sharding)
             for one, seconds in zip(self.operations, self.kinds, strict=True)
         )
 
@@ -156,7 +155,7 @@ class Step:
                     exposed[name] = exposed.get(name, 0.0) + count * value
         plain, experts = self._parameters(counts, first, last)
         trained = 0.0 if self.plan.method != "full" else 1.0
-        shared = data_parallel(self.plan, self.network, plain, experts, counts.total() + first + last, trained)
+        shared = data_parallel(self.plan, self.topology, plain, experts, counts.total() + first + last, trained)
         work_forward = layers.forward.total + ends.forward.total
         work_backward = sum(
             part.input_gradient.total + part.weight_gradient.total + part.again.total for part in (layers, ends)
@@ -237,7 +236,7 @@ class Step:
         if plan.pp == 1:
             return 0.0
         size = 2.0 * self.sharding.between * self.spec.hidden_size
-        once = self.network.send(size, plan.tp * plan.cp * plan.dp)
+        once = self.topology.seconds("send", size, 2, plan.tp * plan.cp * plan.dp)
         return 2 * (plan.pp * plan.virtual_stages - 1) * once
 
     @cached_property

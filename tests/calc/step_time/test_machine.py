@@ -7,20 +7,21 @@ from dataclasses import replace
 import pytest
 
 from calc.catalogue import load
+from calc.communication import network_note, topology_of
 from calc.errors import InputError
 from calc.hardware import gpu
 from calc.kernel_times import kernel_times
 from calc.pipeline import PipelinePlan, simulate
 from calc.step_time import TimePlan, step_time
-from calc.step_time.machine import half_rows, host_seconds, memory_factors, network, sustained
+from calc.step_time.machine import half_rows, host_seconds, memory_factors, sustained
 from calc.step_time.money import price_of
 
 H100 = gpu("h100-sxm-80gb")
 GiB = 2**30
 
 
-def links(gpus=64, domain=None, intra=None, inter=None, device=H100):
-    return network(device, "measured", gpus, domain, intra, inter)
+def links(domain=None, intra=None, inter=None, device=H100):
+    return topology_of(device, "measured", domain, intra, inter)
 
 
 def test_a_collective_within_a_domain_is_the_kernels_own_and_across_it_carries_a_share_of_each_adapter():
@@ -41,8 +42,12 @@ def test_ranks_that_lie_a_node_apart_have_one_adapter_each():
 def test_a_slower_link_slows_the_domain_and_a_larger_domain_needs_no_network():
     assert links(intra=45.0).seconds("all_gather", GiB, 8) > 5 * links().seconds("all_gather", GiB, 8)
     gb200 = gpu("gb200-186gb")
-    assert links(device=gb200).notes == ()
-    assert links(gpus=144, device=gb200).notes[0].startswith("network between domains of 72 GPUs: 50 GB/s")
+    assert (
+        network_note(gb200, links(device=gb200), 64, None) == network_note(gb200, links(device=gb200), 144, 50.0) == ()
+    )
+    assert network_note(gb200, links(device=gb200), 144, None)[0].startswith(
+        "inter_GBps: 50 GB/s a GPU between nodes of 72"
+    )
 
 
 def test_a_gpu_without_known_links_trains_alone_or_with_the_link_that_is_given():

@@ -58,6 +58,23 @@ def test_whole_experts_over_tp_multiply_as_much_and_send_more():
     assert whole.busiest.exposed["tensor"] < split.busiest.exposed["tensor"]
 
 
+def test_an_overlapped_exchange_leaves_the_first_and_the_last_exposed_and_slows_what_hides_it():
+    spec = load("qwen3-30b-a3b")
+    plan = {
+        "dp": 8,
+        "ep": 8,
+        "zero": 1,
+        "recipe": "megatron-bf16",
+        "implementation": "fused",
+        "global_batch": 64,
+        "cuda_graphs": "full",
+    }
+    plain, over = (step_time(spec, TimePlan(ep_overlap=over, **plan), H100).step.busiest for over in (False, True))
+    assert over.exposed["expert"] == pytest.approx(plain.exposed["expert"] / 8)
+    assert over.hidden == pytest.approx(plain.hidden + plain.exposed["expert"] * 7 / 8)
+    assert over.whole < plain.whole
+
+
 def test_twice_the_gpus_halve_the_micro_batches_and_nearly_the_time(llama):
     plan = {"zero": 1, "recipe": "megatron-bf16", "implementation": "fused", "global_batch": 64}
     one, two = (step_time(llama, TimePlan(dp=dp, **plan), H100).step_seconds for dp in (8, 16))
