@@ -43,7 +43,7 @@ def run(argv: Sequence[str]) -> str:
     if argv and argv[0] == "--version":
         return f"plumbline {VERSION}"
     if not argv or argv[0] in ("-h", "--help"):
-        return _help(lists)
+        return help_text()
     name, rest = argv[0], argv[1:]
     if name in lists:
         return lists[name](rest)
@@ -55,12 +55,15 @@ def run(argv: Sequence[str]) -> str:
     return _answer(COMMANDS[name], rest)
 
 
-def _help(lists: Mapping[str, object]) -> str:
+def help_text(more: Sequence[tuple[str, str]] = ()) -> str:
+    """Every command with a line of help; `more` adds rows (name, help) of another program that answers them too."""
+    rows = [(command.name, command.help) for command in COMMANDS.values()]
+    rows += [("log", LOG_HELP), ("from", FROM_HELP), ("to", TO_HELP)]
+    rows += [(name, f"the catalogue of {name}, each with its source") for name in ("models", "gpus")]
+    rows += more
+    width = max(len(name) for name, _ in rows)
     lines = ["usage: python -m calc COMMAND [MODEL] [flags]   (--help after a command lists its flags)", ""]
-    lines += [f"  {command.name:<10} {command.help}" for command in COMMANDS.values()]
-    lines += [f"  {name:<10} {text}" for name, text in (("log", LOG_HELP), ("from", FROM_HELP), ("to", TO_HELP))]
-    lines += [f"  {name:<10} the catalogue of {name}, each with its source" for name in lists]
-    return "\n".join(lines)
+    return "\n".join(lines + [f"  {name:<{width}} {text}" for name, text in rows])
 
 
 def _answer(command: Command, argv: Sequence[str]) -> str:

@@ -13,11 +13,12 @@ from typing import Any
 from calc.child_environment import ROOT, child_environment
 
 _MEASURE = ("trace", "measure")
-_HELP = """
-  trace      memory of a training step, observed by running it with fake tensors
-  measure    measure this machine: plumbline measure run NAME; plumbline measure list
-  app        serve the pages; flags are Streamlit's, as --server.port 8600
-  --version  the version of Plumbline"""
+_ROWS = (
+    ("trace", "memory of a training step, observed by running it with fake tensors"),
+    ("measure", "measure this machine: plumbline measure run NAME; plumbline measure list"),
+    ("app", "serve the pages; flags are Streamlit's, as --server.port 8600"),
+    ("--version", "the version of Plumbline"),
+)
 # in a checkout, and where a wheel puts it
 _SETTINGS = (ROOT / ".streamlit" / "config.toml", Path(sys.prefix) / "share" / "plumbline" / "config.toml")
 
@@ -32,12 +33,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         from measure.cli import main as measure_main
 
         return measure_main(given[1:] if name == "measure" else given)
+    if name in ("-h", "--help"):
+        from calc.cli import help_text
+
+        print(help_text(_ROWS))
+        return 0
     from calc.cli import main as calc_main
 
-    code = calc_main(given)
-    if name in ("-h", "--help"):
-        print(_HELP.removeprefix("\n"))
-    return code
+    return calc_main(given)
 
 
 def _app(flags: Sequence[str]) -> int:

@@ -14,7 +14,7 @@ from importlib import import_module
 import pytest
 
 from calc.catalogue import catalogue, load
-from calc.cli import main, run
+from calc.cli import help_text, main, run
 from calc.commands import COMMANDS, command_line
 from calc.errors import InputError, validated
 from calc.hardware import gpus
@@ -257,6 +257,13 @@ def test_the_command_line_of_a_scenario_gives_its_answer():
 def test_the_version_is_the_packages(program, capsys):
     assert import_module(f"{program}.cli").main(["--version"]) == 0
     assert capsys.readouterr().out == f"plumbline {VERSION}\n"
+
+
+def test_the_help_of_all_commands_begins_in_one_column():
+    rows = help_text([("--version", "the version")]).splitlines()[2:]
+    names = [name for name, _ in (row.split(maxsplit=1) for row in rows)]
+    assert set(COMMANDS) < set(names)
+    assert len({len(row) - len(row.split(maxsplit=1)[1]) for row in rows}) == 1
 
 
 def test_it_starts_without_torch_and_the_other_heavy_ones():
