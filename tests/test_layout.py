@@ -160,10 +160,6 @@ def test_the_rule_allows_what_the_layout_allows(file, source):
 CLASS_NAME = re.compile(r"\b[A-Z]\w+(For[A-Z]\w+|LMHeadModel)\b")
 # where class names of transformers may stand: each fact about one has one place
 CLASS_NAMES = ("calc/training/model_classes.py", "calc/model/families/")
-NOT_FACTS = {  # configs of small models, a placeholder, the example in an error's message, and the names of GGUF's architectures
-    *("measure/workloads/models.py", "measure/workloads/decoder_states.py", "pages/ui/sidebar.py"),
-    *("calc/model/config.py", "calc/sources/gguf_config.py"),
-}
 
 
 def class_names(source: str) -> set[str]:
@@ -177,7 +173,7 @@ def class_names(source: str) -> set[str]:
 
 def test_a_class_name_stands_in_its_table_and_nowhere_else():
     files = {path.relative_to(ROOT).as_posix(): path for path in python_files()}
-    elsewhere = [file for file in files if not file.startswith(CLASS_NAMES) and file not in NOT_FACTS]
+    elsewhere = [file for file in files if not file.startswith(CLASS_NAMES)]
     names = {file: class_names(files[file].read_text(encoding="utf-8")) for file in elsewhere}
     found = {file: wrong for file, wrong in names.items() if wrong}
     assert found == {}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from calc.errors import InputError
+from calc.model.families.class_names import class_of_type
 from calc.sources.gguf import GgufHeader
 
 # key after the architecture's name -> field of config.json
@@ -40,39 +41,35 @@ _LOCAL_MOE = {"expert_count": "num_local_experts", "expert_used_count": "num_exp
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """The class of an architecture and its name in transformers, its own keys besides `_FIELDS`, and the fields that its
-    converter takes for granted."""
+    """The transformers model type of an architecture, its own keys besides `_FIELDS`, and the fields whose values its
+    converter assumes."""
 
-    architecture: str
     model_type: str
     keys: Mapping[str, str] = field(default_factory=dict)
     given: Mapping[str, Any] = field(default_factory=dict)
 
 
-_MIXTRAL = _Kind("MixtralForCausalLM", "mixtral", _LOCAL_MOE)
+_MIXTRAL = _Kind("mixtral", _LOCAL_MOE)
 _KINDS = {
-    "llama": _Kind("LlamaForCausalLM", "llama"),
-    "qwen2": _Kind("Qwen2ForCausalLM", "qwen2", given={"use_sliding_window": False}),
+    "llama": _Kind("llama"),
+    "qwen2": _Kind("qwen2", given={"use_sliding_window": False}),
     "qwen2moe": _Kind(
-        "Qwen2MoeForCausalLM",
         "qwen2_moe",
         _MOE,
         {"use_sliding_window": False, "mlp_only_layers": [], "decoder_sparse_step": 1},
     ),
-    "qwen3": _Kind("Qwen3ForCausalLM", "qwen3", given={"use_sliding_window": False}),
+    "qwen3": _Kind("qwen3", given={"use_sliding_window": False}),
     "qwen3moe": _Kind(
-        "Qwen3MoeForCausalLM",
         "qwen3_moe",
         _MOE,
         {"use_sliding_window": False, "mlp_only_layers": [], "decoder_sparse_step": 1},
     ),
-    "gemma": _Kind("GemmaForCausalLM", "gemma"),
-    "gemma2": _Kind("Gemma2ForCausalLM", "gemma2"),
-    "gemma3": _Kind("Gemma3ForCausalLM", "gemma3_text", given={"sliding_window_pattern": 6}),
-    "phi3": _Kind("Phi3ForCausalLM", "phi3"),
-    "olmo2": _Kind("Olmo2ForCausalLM", "olmo2"),
+    "gemma": _Kind("gemma"),
+    "gemma2": _Kind("gemma2"),
+    "gemma3": _Kind("gemma3_text", given={"sliding_window_pattern": 6}),
+    "phi3": _Kind("phi3"),
+    "olmo2": _Kind("olmo2"),
     "gpt-oss": _Kind(
-        "GptOssForCausalLM",
         "gpt_oss",
         _LOCAL_MOE | {"expert_feed_forward_length": "intermediate_size"},
         {"attention_bias": True},
@@ -103,7 +100,7 @@ def config_of(header: GgufHeader, where: str) -> dict[str, Any]:
         if header.metadata.get(f"{name}.{key}") is not None
     }
     return {
-        "architectures": [kind.architecture],
+        "architectures": [class_of_type(kind.model_type)],
         "model_type": kind.model_type,
         "vocab_size": table[0],
         "tie_word_embeddings": "output.weight" not in header.shapes,

@@ -89,9 +89,8 @@ def moment_bytes(recipe: str) -> int:
 def decoder(size: Size, dtype: torch.dtype, group: Group) -> LlamaForCausalLM:
     """The decoder, the same weights on every rank."""
     torch.manual_seed(0)
-    config = {key: value for key, value in size.config.items() if key != "architectures"}
     with group.device:
-        model = LlamaForCausalLM(LlamaConfig(**config, use_cache=False))
+        model = LlamaForCausalLM(LlamaConfig(**size.config, use_cache=False))
     model.to(dtype=dtype).train()  # type: ignore[call-arg]
     return model
 

@@ -41,7 +41,7 @@ def _size(
     hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, vocab: int, batch: int, seq: int
 ) -> Size:
     config = {
-        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
         "hidden_size": hidden,
         "intermediate_size": intermediate,
         "num_hidden_layers": layers,
@@ -162,9 +162,7 @@ def _trained(
     torch.manual_seed(0)
     device = torch.device(setting.device.name)
     with device:
-        model = LlamaForCausalLM(
-            LlamaConfig(**{k: v for k, v in size.config.items() if k != "architectures"}, use_cache=False)
-        )
+        model = LlamaForCausalLM(LlamaConfig(**size.config, use_cache=False))
         model.to(dtype=dtype).train()  # type: ignore[call-arg]
         tokens = torch.randint(0, size.config["vocab_size"], (size.batch, size.seq))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

@@ -16,7 +16,6 @@ def llama(
 ) -> dict[str, Any]:
     """The config of a small Llama with an untied head."""
     return {
-        "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "hidden_size": hidden,
         "intermediate_size": intermediate,

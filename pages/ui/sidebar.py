@@ -71,7 +71,7 @@ def _own_model() -> None:
         "config.json, pasted",
         key=key,
         height=120,
-        placeholder='{"architectures": ["LlamaForCausalLM"], ...}',
+        placeholder='{"model_type": "llama", "hidden_size": 4096, ...}',
         on_change=_pasted,
         args=(key,),
     )
