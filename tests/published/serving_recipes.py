@@ -4,11 +4,13 @@ InferenceX (formerly InferenceMAX, SemiAnalysis; Apache-2.0), https://github.com
 benchmarks/single_node/MODEL_PRECISION_GPU*.sh (before 2026-02-19 benchmarks/), .github/configs/nvidia-master.yaml for the layouts with
 multi-token prediction, benchmarks/benchmark_lib.sh for the client: all requests at once, ten prompts a slot, lengths drawn evenly
 from 0.8 to 1.0 of the nominal. Commits read: 7f11856 (2026-02-06), 626932a (2026-03-28), 8c3eb5b (2026-04-22).
-The other runs (NVIDIA's own) name no options: they are taken with every length equal and the engine's defaults. Of those on vLLM the
-rows themselves show that most prompts came from the prefix cache, which vLLM has on by default: the prompts of Llama-3.1-8B in fp8 ask
-for more than the GPU's dense peak (2,000 tokens at 64 in flight: 1.9 of 1.98 PFLOP/s, decoding left out; 4,000 on two GPUs more). They are
-taken as drawn from 100 prompts, the number that NVIDIA's client makes where nothing else is said (AIPerf, GenAI-Perf:
---num-dataset-entries), ten to a slot: an inference, not a fact of the source.
+The other runs (NVIDIA's own) name no options. They are taken as the scripts of the same project write them (ai-dynamo/aiconfigurator,
+Apache-2.0): every length equal, ten requests a slot (eval/benchmarks/genai_perf_runner.py), TensorRT-LLM's max_num_tokens is the batch,
+one prompt and 1,500 (generator/rule_plugin/benchmark/trtllm.rule). That they were started so is an inference. Of those on vLLM the rows
+themselves show that most prompts came from the prefix cache, which vLLM has on by default: the prompts of Llama-3.1-8B in fp8 ask for
+more than the GPU's dense peak (2,000 tokens at 64 in flight: 1.9 of 1.98 PFLOP/s, decoding left out; 4,000 on two GPUs more). They are
+taken as drawn from 100 prompts, the number that NVIDIA's client makes where nothing else is said, as in the same project's later script
+(generator/config/backend_templates/benchmark/bench_run.sh.j2; AIPerf: --num-dataset-entries), ten to a slot: an inference as well.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ def recipe(row: dict[str, Any]) -> dict[str, Any]:
     if not row["dump"].startswith("inferencex"):
         later = 9 * row["concurrency"]
         repeated = 1 - min(1.0, max(0, 100 - row["concurrency"]) / later)
+        if row["engine"] == "trtllm":
+            return {"max_batched_tokens": row["concurrency"] // row["dp"] + row["isl"] + 1500}
         return {"repeated_prompts": repeated} if row["engine"] == "vllm" else {}
     by_engine = {"trtllm": _trtllm, "sglang": _sglang, "vllm": _vllm}
     return {"length_spread": 0.2, **by_engine[row["engine"]](row)}

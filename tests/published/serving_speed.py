@@ -75,6 +75,7 @@ def plan_of(row: Row, *, recipes: bool = True) -> ServingPlan:
     )
     return ServingPlan(
         engine=_ENGINES.get(row["engine"], row["engine"]),
+        engine_version=_vllm_version(row),
         tp=row["tp"],
         ep=row["ep"],
         dp=row["dp"],
@@ -86,6 +87,12 @@ def plan_of(row: Row, *, recipes: bool = True) -> ServingPlan:
         concurrency=row["concurrency"],
         **(recipe(row) if recipes else {}),
     )
+
+
+def _vllm_version(row: Row) -> str | None:
+    """The version of a release of vLLM; None where the row names none, or a build between two."""
+    named = row["engine"] == "vllm" and (row["engine_version"] or "")[:1].isdigit()
+    return row["engine_version"] if named else None
 
 
 @cache

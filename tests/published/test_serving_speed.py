@@ -41,7 +41,7 @@ def test_the_bands_of_answers_are_the_record(found):
 
 def test_the_medians_stay_where_they_are(found):
     assert shares(row.tpot for row in found)[0] < 0.12
-    assert shares(row.ttft for row in found)[0] < 0.30
+    assert shares(row.ttft for row in found)[0] < 0.27
     assert (
         shares(row.roofline_tpot for row in found)[0] > 0.6
     )  # what launches, small matmuls and prompts next to decoding add

@@ -136,15 +136,15 @@ class _Replica:
         self.future.append(which)
 
     def _look(self) -> None:
-        """Queue what has arrived, where the engine looks for requests before this step: the steps that were already on their way then
-        pass first."""
+        """Queue what has arrived, where the engine looks for requests before this step: what came during a step has waited for that
+        one, and with two batches in flight lets the next one pass as well."""
         while self.future and self.trace.outcomes[self.future[0]].ready <= self.now:
             self.arrived.append((self.future.popleft(), self.passes))
         idle = not (self.decoding or self.started)
         if self.step - self.last_look < self.rules.poll_steps and not idle:
             return
         self.last_look = self.step
-        while self.arrived and (idle or self.passes - self.arrived[0][1] >= self.rules.ahead):
+        while self.arrived and (idle or self.passes - self.arrived[0][1] >= self.rules.ahead - 1):
             self.waiting.append(self.arrived.popleft()[0])
 
     def _gathering(self) -> bool:
@@ -275,7 +275,7 @@ class _Replica:
         steps = max(1, min(self.ends[0][0] - self.step, self._room()))
         if self.arrived:
             look = self.last_look + self.rules.poll_steps - self.step
-            steps = max(1, min(steps, max(look, self.arrived[0][1] + self.rules.ahead - self.passes)))
+            steps = max(1, min(steps, max(look, self.arrived[0][1] + self.rules.ahead - 1 - self.passes)))
         if self.held_since >= 0:
             steps = max(1, min(steps, self.held_since + self.rules.gather_steps - self.step))
         one = self.times.mixed(self.sequences, self.context / self.sequences + self.a_step * steps / 2, 0, 0, 0)

@@ -84,9 +84,9 @@ def pace(load: Load, rules: Scheduling, times: Times) -> Pace:
         each = prompts.seconds(group)
         cost = each / group * (1 - load.repeated)
         delay = np.maximum(running - group, 0) * cost / decodes
-        looks = rules.ahead + rules.poll_steps / 2 + hold
+        looks = rules.ahead + (rules.poll_steps - 1) / 2 + hold
         others = 1 - 1 / running  # one user alone finds the engine idle
-        waits = prompts.later_rounds((step + delay) * decodes, cost, each, looks) + prompts.base
+        waits = prompts.later_rounds(step + delay, decodes, cost, each, looks) + prompts.base
         steady = waits * others + each * (1 - load.repeated) + load.prompt * TOKENISE
         first = (burst + (load.rounds - 1) * steady) / load.rounds if load.rounds else steady
     pass_ = step + delay
@@ -137,27 +137,27 @@ class _Prompts:
         cached = self.load.cached + (self.chunks - 1) / 2 * new
         return passes * (self.times.mixed(self.decoding, self.context, in_one, new, cached) - self.base)
 
-    def later_rounds(self, cycle: Any, cost: Any, each: Any, looks: Any) -> Any:
+    def later_rounds(self, each_pass: Any, decodes: Any, cost: Any, each: Any, looks: Any) -> Any:
         """Mean seconds that a prompt waits in the rounds after the first.
 
         What started together ends together, but for the spread of the lengths, which adds up over the rounds as independent draws do:
         in round n the prompts come within sqrt(n) spreads of a cycle and the time that the burst took. If that is less than they
         need, they queue; if it is more, as in an M/D/1 queue, but no longer than so few can (a random walk's mean, 0.4 sqrt(n)). Equal
-        lengths keep their order and do not queue; nor do prompts that hold decoding up, as nothing ends meanwhile. The steps are as
-        long as those prompts make them.
+        lengths keep their order and do not queue; nor do prompts that hold decoding up, as nothing ends meanwhile: they wait for steps
+        of the mean length, `each_pass`. The others' steps are as long as those prompts make them.
         """
+        if not self.mixes:
+            return looks * each_pass
         load, step = self.load, self.times.mixed(self.running, self.context, 0, 0, 0)
         cost = np.minimum(cost, self.together / self.packed * (1 - load.repeated))  # those that queue share a step
-        span = np.ceil(self.running / self.packed) * (self.together + self.base) if self.mixes else 0.0
+        cycle, span = each_pass * decodes, np.ceil(self.running / self.packed) * (self.together + self.base)
         work, total = self.running * cost, 0.0
         rounds = range(1, max(2, min(load.rounds, _ROUNDS)))
         for n in rounds:
             window = np.minimum(cycle, n**0.5 * load.spread * cycle + span) if load.rounds else cycle
             busy = np.minimum(work / np.maximum(window, 1e-9), 0.99)
             random = np.minimum(busy / (2 * (1 - busy)) * each, 0.4 * np.sqrt(self.running) * cost)
-            queue = (
-                np.maximum(work - window, 0) / 2 + random if self.mixes and (load.spread or not load.rounds) else 0.0
-            )
+            queue = np.maximum(work - window, 0) / 2 + random if load.spread or not load.rounds else 0.0
             total = total + looks * np.minimum(step / (1 - busy), step + self.together) + queue
         return total / len(rounds)
 

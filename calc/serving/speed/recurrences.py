@@ -8,6 +8,13 @@ from calc.model.weights import Split
 from calc.serving.speed.work import BYTES, Array, SequenceWork
 from calc.units import ceil_div
 
+# Kernels of a prefill. Gated delta rule (flash-linear-attention, ops/gated_delta_rule/chunk.py, as vLLM and SGLang carry it): the
+# convolution, the gates, two norms, the sums of the decay, keys times keys, the triangular solve, its two products, the states, the output.
+DELTA_RULE_LAUNCHES = 10
+# Mamba 2 (mamba_ssm, ops/triton/ssd_combined.py): the convolution, the sums of the decay, the chunks' states, passing them on, the
+# products within a chunk, the output.
+SCAN_LAUNCHES = 6
+
 
 def recurrence(times: KernelTimes, mixer: Recurrence, tp: int) -> SequenceWork:
     """The scan with its short convolution: from tables of the gated delta rule, for other recurrences from bytes and FLOPs.
@@ -31,6 +38,7 @@ def recurrence(times: KernelTimes, mixer: Recurrence, tp: int) -> SequenceWork:
             1,
             lambda batch, context: times.linear_attention(batch=batch, query=1, **shape) + 0 * context,
             lambda batch, new, context: times.linear_attention(batch=batch, query=new, **shape) + 0 * context,
+            DELTA_RULE_LAUNCHES,
         )
     size = sum(state.elements.size * (4 if state.dtype == "fp32" else 2) for state in mixer.states) / tp
     width = sum(weight.shape[0].size for weight in mixer.weights if weight.matmul and weight.split is Split.OUTPUT) / tp
@@ -43,4 +51,4 @@ def recurrence(times: KernelTimes, mixer: Recurrence, tp: int) -> SequenceWork:
         passes = 4 * times.memory_bound(batch * new * width * BYTES + 0 * context, batch * new * width * BYTES)
         return passes + times.gemm(batch * new, max(1, int(flops // 256)), 128, dtype="bf16")
 
-    return SequenceWork(path, 1, decode, prefill)
+    return SequenceWork(path, 1, decode, prefill, SCAN_LAUNCHES)

@@ -70,8 +70,8 @@ class StepTimes:
             ("_decode", Grid(decode, _SEQUENCES, _CONTEXT)),
             ("_prefill", Grid(prefill, _PREFILLS, _QUERY, _CONTEXT)),
             ("_draft", Grid(self.operations.draft, _SEQUENCES)),
-            ("launch", launch * sum(work.count for work in works)),
-            ("launch_attention", launch * sum(work.count for work in mixing)),
+            ("launch", launch * sum(work.count * getattr(work, "launches", 1) for work in works)),
+            ("launch_attention", launch * sum(work.count * work.launches for work in mixing)),
         ):
             object.__setattr__(self, name, value)
 

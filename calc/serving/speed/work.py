@@ -43,12 +43,14 @@ class TokenWork:
 
 @dataclass(frozen=True, slots=True)
 class SequenceWork:
-    """An operation that mixes tokens: `decode(sequences, context, tokens each)` and `prefill(sequences, new tokens, context)`."""
+    """An operation that mixes tokens: `decode(sequences, context, tokens each)` and `prefill(sequences, new tokens, context)`.
+    `launches`: kernels that the host starts for one prefill."""
 
     path: str
     count: int
     decode: Callable[[Array, Array], Array]
     prefill: Callable[[Array, Array, Array], Array]
+    launches: int = 1
 
 
 Work = TokenWork | SequenceWork

@@ -15,7 +15,14 @@ from calc.errors import InputError
 from calc.units import GiB, MiB
 
 NEWEST = "0.33"
-ASYNC_SINCE = (0, 25)  # two batches in flight by default (vllm/config/scheduler.py)
+ASYNC_SINCE = (
+    0,
+    25,
+)  # the cache has blocks for two batches in flight (max_in_flight_tokens in v1/core/kv_cache_coordinator.py of 0.33.0)
+OVERLAP_SINCE = (
+    0,
+    14,
+)  # async_scheduling is on unless it is turned off (vllm/config/vllm.py; off in 0.10.2, on in 0.14.1)
 OLDEST = "0.6"
 
 SamplerKernel = Literal["sort", "triton", "flashinfer"]

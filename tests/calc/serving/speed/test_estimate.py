@@ -69,6 +69,8 @@ def test_the_closed_form_agrees_with_the_simulator_at_saturation(engine, users):
     tpot = sum((each.last - each.first) / (request.output - 1) for request, each in pairs) / len(pairs)
     found = pace(load_of(asked, FREE, rules), rules, steps)
     assert float(found.tpot) == pytest.approx(tpot, rel=0.05)
+    ttft = sum(each.first - each.arrival for _, each in pairs) / len(pairs)
+    assert float(found.ttft) == pytest.approx(ttft, rel=0.1)
     tokens = sum(request.output for request in requests) / trace.seconds
     assert float(found.tokens_per_s) == pytest.approx(
         tokens, rel=0.1
@@ -186,7 +188,15 @@ def test_the_roofline_is_one_word_away():
 
 
 def test_engines_differ_in_their_rules():
-    assert scheduling("vllm", H100).step_tokens == 8192
-    assert scheduling("vllm", gpu("b200-180gb")).step_tokens == 16_384
-    assert not scheduling("sglang", H100).mixes
-    assert not scheduling("tensorrt-llm", H100).chunks
+    def rules(engine, card=H100, **changes):
+        return scheduling(plan(engine=engine, **changes), card)
+
+    assert rules("vllm").step_tokens == 8192
+    assert rules("vllm", gpu("b200-180gb")).step_tokens == 16_384
+    assert rules("vllm", gpu("b200-180gb"), engine_version="0.19").step_tokens == 8192
+    assert not rules("sglang").mixes
+    assert not rules("tensorrt-llm").chunks
+    # one batch in flight before 0.14, two from there, and whole prompts first in the first engine
+    assert [rules("vllm", engine_version=number).ahead for number in ("0.12", "0.14", "0.19")] == [1, 2, 2]
+    assert rules("vllm", async_scheduling=False).ahead == 1
+    assert not rules("vllm", engine_version="0.6").mixes
