@@ -28,18 +28,22 @@ def formatted(answer: Answer, form: str) -> str:
     parts = [(row.path, f"{row.value:,}", show_value(row.value, unit)) for row in answer.breakdown.rows()]
     header, stored, reasons = _stored(data.get("stored"))
     fixes = [_fix(row) for row in data.get("fixes", ())]
+    named, layouts = _records(data.get("layouts", ()))
     remarks = [
         f"{key}: {text}"
         for key in ("calibration", "assumptions", "notes", "unread", "startup_lines")
         for text in data.get(key, ())
     ]
     if form == "markdown":
-        tables = [markdown(("quantity", "value"), summary), markdown(("path", unit, ""), parts)]
+        tables = [markdown(("quantity", "value"), summary)]
+        tables += [markdown(named, layouts)] if layouts else []
+        tables += [markdown(("path", unit, ""), parts)]
         tables += [markdown(_FIXES, fixes)] if fixes else []
         tables += [markdown(header, stored)] if stored else []
         return "\n\n".join([*tables, "\n".join(f"- {remark}" for remark in reasons + remarks)]).rstrip()
     tables = [
         aligned(summary),
+        aligned(layouts, named) if layouts else "",
         aligned(fixes, _FIXES) if fixes else "",
         aligned(parts),
         aligned(stored, header) if stored else "",
@@ -90,11 +94,30 @@ def _fix(row: Mapping[str, Any]) -> tuple[str, ...]:
     return row["flags"], needs, saves, "; ".join(costs)
 
 
+def _records(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Records of equal keys as the header and rows of a table."""
+    if not rows:
+        return (), []
+    return tuple(rows[0]), [tuple(_short(key, value) for key, value in row.items()) for row in rows]
+
+
+def _short(key: str, value: object) -> str:
+    """A value with its unit, for reading alone."""
+    unit = _unit(key)
+    return show_value(value, unit) if unit and isinstance(value, int | float) else _cell("", value)
+
+
 def _is_scalar(value: object) -> bool:
     return value is None or isinstance(value, str | int | float)
 
 
 _UNITS = (("_bytes", "bytes"), ("bytes_per_token", "bytes"), ("bytes_per_sequence", "bytes"), ("seconds", "seconds"))
+
+
+def _unit(key: str) -> str:
+    """The unit that a key's name tells."""
+    counted = "FLOPs" if "flops" in key and "tflops" not in key else ""
+    return next((unit for ending, unit in _UNITS if key.endswith(ending)), counted)
 
 
 def _cell(key: str, value: object) -> str:
@@ -103,10 +126,7 @@ def _cell(key: str, value: object) -> str:
         return "unknown"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    unit = next(
-        (unit for ending, unit in _UNITS if key.endswith(ending)),
-        "FLOPs" if "flops" in key and "tflops" not in key else "",
-    )
+    unit = _unit(key)
     if unit and isinstance(value, int | float):
         shown = show_value(value, unit)
         return f"{shown} ({value:,})" if isinstance(value, int) and abs(value) > 1023 else shown

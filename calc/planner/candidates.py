@@ -18,8 +18,9 @@ from calc.kernel_times import kernel_times
 from calc.model.feed_forward import MLP, MoE
 from calc.model.spec import ModelSpec
 from calc.planner.plan import SearchPlan
-from calc.step_time.machine import host_seconds, sustained
+from calc.step_time.machine import half_rows, host_seconds, sustained
 from calc.step_time.operations import end_parameters, layer_parameters
+from calc.step_time.optimizer import HOST_ADAM
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -28,7 +29,10 @@ RECOMPUTE: Final = ("none", "selective", "full")
 # which ZeRO stages and recomputations a program offers
 _ZERO: Final = {"hf": (0, 1, 2, 3), "liger": (0, 1, 2, 3), "torchtitan": (3,), "fused": (1, 3)}
 _AGAIN: Final = {"hf": (0, 2), "liger": (0, 2), "torchtitan": (0, 1, 2), "fused": (0, 2)}
-_MICRO: Final = (1, 2, 4, 8, 16, 32)
+OFFLOAD: Final = ("none", "optimizer")
+# which programs keep the optimizer's states on the host
+_HOST: Final = {"hf": (0, 1), "liger": (0, 1), "torchtitan": (0,), "fused": (0,)}
+_LARGEST_MICRO_BATCH: Final = 64
 _VIRTUAL: Final = (1, 2, 3, 4, 5, 6, 8, 10, 12)
 # bytes of a parameter's weight, gradient and states by recipe, as `calc.training` counts them
 _STATES: Final = {
@@ -78,35 +82,57 @@ def candidates(spec: ModelSpec, plan: SearchPlan, gpu: Gpu, counts: tuple[int, .
     return Candidates(grid, _seconds(spec, plan, gpu, grid, domain), whole, considered, rejected)
 
 
-def _grid(spec: ModelSpec, plan: SearchPlan, counts: tuple[int, ...], domain: int) -> dict[str, Ints]:
-    """Every combination whose ranks multiply to the count."""
-    layers = spec.num_hidden_layers
-    experts = _experts(spec)
-    shards = divisors(experts.num_experts, experts.num_experts) if experts else [1]
-    outer: list[tuple[int, int, int, int, int]] = []
-    pipelines = plan.implementation in ("fused", "hf")
-    for gpus in counts:
-        for tp in divisors(gpus, min(domain, 64) if plan.implementation != "liger" else 1):
-            for pp in divisors(gpus // tp, min(layers, 128) if pipelines else 1):
-                for cp in divisors(gpus // (tp * pp), 64):
-                    if cp & (cp - 1) == 0:
-                        outer.append((gpus, tp, pp, cp, gpus // (tp * pp * cp)))
-    inner = list(
-        product(
-            shards, _MICRO, _ZERO[plan.implementation], _AGAIN[plan.implementation], _VIRTUAL if pipelines else (1,)
-        )
+_RANKS: Final = ("gpus", "tp", "pp", "cp", "dp")
+_CHOICES: Final = ("ep", "micro_batch", "zero", "recompute", "virtual_stages", "within", "offload")
+
+
+def _ranks(spec: ModelSpec, plan: SearchPlan, counts: tuple[int, ...], domain: int) -> Ints:
+    """Every way to multiply tp, pp, cp and dp to one of the counts: a row each, in the order of `_RANKS`."""
+    most_tp = min(domain, 64) if plan.implementation != "liger" else 1
+    most_pp = min(spec.num_hidden_layers, 128) if plan.implementation in ("fused", "hf") else 1
+    return np.array(
+        [
+            (gpus, tp, pp, cp, gpus // (tp * pp * cp))
+            for gpus in counts
+            for tp in divisors(gpus, most_tp)
+            for pp in divisors(gpus // tp, most_pp)
+            for cp in divisors(gpus // (tp * pp), 64)
+            if cp & (cp - 1) == 0
+        ],
+        dtype=np.int64,
     )
-    first, second = np.array(outer, dtype=np.int64), np.array(inner, dtype=np.int64)
-    left, right = np.repeat(first, len(second), axis=0), np.tile(second, (len(first), 1))
-    names = ("gpus", "tp", "pp", "cp", "dp"), ("ep", "micro_batch", "zero", "recompute", "virtual_stages")
-    grid = {name: left[:, i] for i, name in enumerate(names[0])} | {
-        name: right[:, i] for i, name in enumerate(names[1])
-    }
-    once = (grid["pp"] > 1) | (grid["virtual_stages"] == 1)  # chunks without a pipeline are no other layout
-    alone = (grid["dp"] * grid["cp"] > 1) | (
-        grid["zero"] == _ZERO[plan.implementation][0]
-    )  # nor is sharding over one rank
-    return {name: values[once & alone] for name, values in grid.items()}
+
+
+def _choices(spec: ModelSpec, plan: SearchPlan) -> Ints:
+    """Everything else that a layout chooses: a row each, in the order of `_CHOICES`. `within`: weights sharded within a domain (HSDP)."""
+    experts, program = _experts(spec), plan.implementation
+    shards = divisors(experts.num_experts, experts.num_experts) if experts else [1]
+    micro = divisors(plan.global_batch, _LARGEST_MICRO_BATCH)
+    virtual = _VIRTUAL if program in ("fused", "hf") else (1,)
+    rows = product(shards, micro, _ZERO[program], _AGAIN[program], virtual, (0, 1), _HOST[program])
+    return np.array(list(rows), dtype=np.int64)
+
+
+def _grid(spec: ModelSpec, plan: SearchPlan, counts: tuple[int, ...], domain: int) -> dict[str, Ints]:
+    """Every combination whose ranks multiply to the count; of micro-batches 1, and those that divide a rank's share of the batch."""
+    ranks, choices = _ranks(spec, plan, counts, domain), _choices(spec, plan)
+    outer = {name: ranks[:, [i]] for i, name in enumerate(_RANKS)}
+    inner = {name: choices[None, :, i] for i, name in enumerate(_CHOICES)}
+    alone = outer["dp"] * outer["cp"] == 1
+    # data-parallel ranks of a domain, which HSDP shards over; it differs where several domains hold the same
+    near = np.maximum(1, domain // (outer["tp"] * outer["cp"]))
+    several = (outer["dp"] > near) & (outer["dp"] % near == 0) & (near * outer["cp"] > 1)
+    kept = (inner["micro_batch"] == 1) | (plan.global_batch % (inner["micro_batch"] * outer["dp"]) == 0)
+    kept &= (outer["pp"] > 1) | (inner["virtual_stages"] == 1)  # chunks without a pipeline are no other layout
+    kept &= ~alone | (inner["zero"] == _ZERO[plan.implementation][0])  # nor is sharding over one rank
+    kept &= (inner["within"] == 0) | ((inner["zero"] == 3) & several)
+    kept &= (inner["offload"] == 0) | ((outer["pp"] == 1) & ((inner["zero"] >= 2) | alone))
+    rows, columns = np.nonzero(kept)
+    grid = {name: ranks[rows, i] for i, name in enumerate(_RANKS)}
+    grid |= {name: choices[columns, i] for i, name in enumerate(_CHOICES)}
+    hybrid = grid.pop("within") == 1
+    grid["dp_replicate"] = np.where(hybrid, grid["dp"] // near[rows, 0], 1)
+    return grid
 
 
 def _rules(spec: ModelSpec, plan: SearchPlan, g: dict[str, Ints]) -> tuple[dict[str, int], npt.NDArray[np.bool_]]:
@@ -123,7 +149,7 @@ def _rules(spec: ModelSpec, plan: SearchPlan, g: dict[str, Ints]) -> tuple[dict[
         ("cp (and tp, for sequence parallelism) does not divide the sequence", plan.seq % (g["cp"] * g["tp"]) != 0),
         ("a context-parallel rank would hold under 512 tokens", (g["cp"] > 1) & (plan.seq // g["cp"] < 512)),
         ("micro-batch x dp does not divide the global batch", batch % per_step != 0),
-        ("ep does not divide dp x cp", (g["dp"] * g["cp"]) % g["ep"] != 0),
+        ("ep does not divide dp x cp / dp_replicate", (g["dp"] * g["cp"] // g["dp_replicate"]) % g["ep"] != 0),
         ("more pipeline parts than layers", parts > spec.num_hidden_layers),
         (
             "layers do not divide into the virtual stages",
@@ -181,12 +207,14 @@ def _bytes(spec: ModelSpec, plan: SearchPlan, g: dict[str, Ints]) -> tuple[Float
     plain, experts = _parameters(spec, g)
     weight, gradient, state = _STATES[plan.used_recipe]
     states = np.zeros(len(g["tp"]))
-    for count, shards in ((plain, g["dp"] * g["cp"]), (experts, np.maximum(1, g["dp"] * g["cp"] // g["ep"]))):
+    ranks = g["dp"] * g["cp"] // g["dp_replicate"]
+    for count, shards in ((plain, ranks), (experts, np.maximum(1, ranks // g["ep"]))):
         for size, stage in ((weight, 3), (gradient, 2), (state, 1)):
-            states += count * size / np.where(g["zero"] >= stage, shards, 1)
+            here = 1.0 - (stage == 1) * g["offload"]
+            states += here * count * size / np.where(g["zero"] >= stage, shards, 1)
     tokens = g["micro_batch"] * plan.seq / (g["cp"] * g["tp"])
     held = np.where(
-        g["recompute"] == 2, 2.0, np.where(g["recompute"] == 1, 0.6, 1.0) * _kept(spec, plan.implementation)
+        g["recompute"] == 2, 2.0, np.where(g["recompute"] == 1, 0.4, 1.0) * _kept(spec, plan.implementation)
     )
     held = held * spec.hidden_size
     layers = spec.num_hidden_layers / g["pp"]
@@ -207,7 +235,8 @@ def _kept(spec: ModelSpec, implementation: str) -> float:
         width = width * feed.num_experts_per_tok + feed.hidden_size * feed.num_experts_per_tok * 0.7
     heads = getattr(layer.mixer, "num_attention_heads", 0) * getattr(layer.mixer, "head_dim", 0)
     h = spec.hidden_size
-    return (8 * h + 6 * heads + 6 * width) / h if implementation == "fused" else (16 * h + 6 * heads + 8 * width) / h
+    of_hidden, of_width = {"fused": (8, 6), "torchtitan": (14, 6)}.get(implementation, (16, 8))
+    return (of_hidden * h + 6 * heads + of_width * width) / h
 
 
 def _seconds(spec: ModelSpec, plan: SearchPlan, gpu: Gpu, g: dict[str, Ints], domain: int) -> Floats:
@@ -221,7 +250,12 @@ def _seconds(spec: ModelSpec, plan: SearchPlan, gpu: Gpu, g: dict[str, Ints], do
     again = np.select([g["recompute"] == 2, g["recompute"] == 1], [one.layers, 0.5 * one.layers], 0.0)
     tokens = plan.global_batch * plan.seq / g["gpus"]
     work = tokens * (3 * one.forward + again) / rate
-    layers = spec.num_hidden_layers
+    layers, experts = spec.num_hidden_layers, _experts(spec)
+    if experts:  # few rows an expert slow its products
+        rows = g["micro_batch"] * plan.seq / g["cp"] * experts.num_experts_per_tok * g["ep"] / experts.num_experts
+        held = sum(weight.parameters for weight in experts.expert.weights)
+        share = 2.0 * held * experts.num_experts_per_tok * layers / one.forward
+        work = work * (1 + min(1.0, share) * half_rows(gpu)[0] * (2 if narrow == "fp8" else 1) / rows)
     even = np.ceil(layers / g["pp"]) * g["pp"] / layers
     m = plan.global_batch // (g["micro_batch"] * g["dp"])
     bubble = 1 + (g["pp"] - 1) / (g["virtual_stages"] * m)
@@ -230,18 +264,20 @@ def _seconds(spec: ModelSpec, plan: SearchPlan, gpu: Gpu, g: dict[str, Ints], do
     passed = tokens * 2.0 * spec.hidden_size * layers
     share = 0.25 if plan.implementation == "fused" else 1.0
     tensor = share * 12 * passed * (g["tp"] - 1) / g["tp"] / link
-    experts = _experts(spec)
     speed = np.where(g["tp"] * g["ep"] <= domain, link, wire)
     copies = experts.num_experts_per_tok if experts else 0
     expert = 4 * passed * copies * (g["ep"] - 1) / g["ep"] / speed / g["tp"]
     plain, theirs = _parameters(spec, g)
-    across = np.where(g["tp"] * g["cp"] * g["dp"] <= domain, link, wire)
+    across = np.where(g["tp"] * g["cp"] * g["dp"] // g["dp_replicate"] <= domain, link, wire)
     repeats = np.where(g["zero"] == 3, m, 1)
     shared = (plain + theirs) * 6.0 * repeats / across
+    states = 12.0 * (plain + theirs) / np.where(g["zero"] > 0, g["dp"] * g["cp"] // g["dp_replicate"], 1)
+    shared += np.where(g["dp_replicate"] > 1, states * repeats / wire, 0.0)
+    moved = g["offload"] * states * (4 / 12 / (gpu.pcie_bandwidth or 16e9) + HOST_ADAM / 12)
     data = 0.2 * shared + np.maximum(0.0, shared - np.where(g["zero"] == 3, work, work / m))
     small = work * 0.1 * (g["tp"] > 1) * np.log2(g["tp"])
     # launches by the host: some 80 a layer, and of Transformer Engine's experts 14 each in narrow formats and 6 in 16 bits
     each = (14 if narrow == "fp8" or plan.matmul == "nvfp4" else 6) if plan.implementation == "fused" else 0
     own = each * experts.num_experts / g["ep"] if experts else 0.0
     host = host_seconds(kernel_times(gpu)) * m * layers / g["pp"] * (80 + own)
-    return np.asarray(np.maximum(work * even + small + tensor + expert, host) * bubble + data)
+    return np.asarray(np.maximum(work * even + small + tensor + expert, host) * bubble + data + moved)

@@ -9,20 +9,20 @@ from typing import Any, Final
 
 import numpy as np
 
-from calc.breakdown import Breakdown
+from calc.breakdown import Breakdown, Component
 from calc.communication import usual_links
 from calc.errors import InputError
 from calc.hardware import Gpu
 from calc.model.spec import ModelSpec
-from calc.planner.candidates import RECOMPUTE, Candidates, candidates
+from calc.planner.candidates import OFFLOAD, RECOMPUTE, Candidates, candidates
 from calc.planner.plan import SearchPlan
 from calc.step_time import TimeAnswer, TimePlan, step_time
 from calc.training import train
 
-EXACT: Final = (
-    240  # layouts that are worked out exactly, the most promising first; at about 4 ms each this takes a second
-)
-SMALL: Final = 700  # up to so many layouts all are worked out
+# how many layouts are worked out exactly, the most promising first, and up to how many all are: at about 4 ms each this takes a
+# second; where memory is a replay of the allocator, 40 ms, several
+EXACT: Final = {True: 240, False: 120}
+SMALL: Final = {True: 700, False: 250}
 _FEW: Final = 4  # layouts of each division that are worked out before any more of another
 _ROOMY: Final = 1.1  # of the memory, the estimate of a layout that is still worth working out before slower ones
 
@@ -40,12 +40,16 @@ class Layout:
     def key(self) -> tuple[Any, ...]:
         """What tells layouts apart."""
         p = self.plan
-        return (p.tp, p.pp, p.virtual_stages, p.cp, p.ep, p.dp, p.zero, p.micro_batch, p.recompute)
+        return (
+            p.tp, p.pp, p.virtual_stages, p.cp, p.ep, p.dp, p.zero, p.micro_batch, p.recompute, p.dp_replicate, p.offload,
+        )  # fmt: skip
 
     def as_json(self, best: Layout) -> dict[str, Any]:
         """The layout, and in which part of the step it is slower than the best one."""
         p, time = self.plan, self.time
-        names = ("tp", "pp", "cp", "ep", "dp", "zero", "virtual_stages", "micro_batch", "recompute", "schedule")
+        names = (
+            "tp", "pp", "cp", "ep", "dp", "dp_replicate", "zero", "virtual_stages", "micro_batch", "recompute", "schedule", "offload",
+        )  # fmt: skip
         return {
             "gpus": p.gpus,
             **{name: getattr(p, name) for name in names},
@@ -99,10 +103,8 @@ class SearchAnswer:
 
     @cached_property
     def breakdown(self) -> Breakdown:
-        """The best layout's step. InputError when none fits."""
-        if not self.layouts:
-            raise InputError("layouts: none fits, so there is no step to break down", "gpus")
-        return self.layouts[0].time.breakdown
+        """The best layout's step; nothing where none fits."""
+        return self.layouts[0].time.breakdown if self.layouts else Breakdown(Component("step"), "seconds")
 
     def as_json(self) -> dict[str, Any]:
         """The answer with the keys of `python -m calc plan`."""
@@ -133,7 +135,8 @@ class SearchAnswer:
 def search(spec: ModelSpec, plan: SearchPlan, gpu: Gpu | None = None) -> SearchAnswer:
     """Layouts of a run on GPUs of one kind, ranked.
 
-    All valid combinations of tp, pp, virtual stages, cp, ep, dp, ZeRO, micro-batch and recomputation are listed at once; memory
+    All valid combinations of tp, pp, virtual stages, cp, ep, dp, ZeRO, HSDP (shards within a domain), micro-batch, recomputation and
+    states on the host are listed at once; memory
     (`train`) and time (`step_time`) are worked out for each of them, or for the most promising `EXACT` where they are over `SMALL`.
     """
     spec.must_read_text()
@@ -147,7 +150,8 @@ def search(spec: ModelSpec, plan: SearchPlan, gpu: Gpu | None = None) -> SearchA
     found = candidates(spec, plan, gpu, _counts(plan, domain), domain)
     rejected = dict(found.rejected)
     layouts: list[Layout] = []
-    tried, most = 0, len(found) if len(found) <= SMALL else EXACT
+    quick = plan.implementation == "fused"
+    tried, most = 0, len(found) if len(found) <= SMALL[quick] else EXACT[quick]
     for index in _order(found, plan, gpu):
         if tried >= most:
             break
@@ -183,13 +187,12 @@ def _order(found: Candidates, plan: SearchPlan, gpu: Gpu) -> list[int]:
         steps = (plan.tokens or 0) / (plan.global_batch * plan.seq)
         hopeless |= found.seconds * steps > 1.5 * plan.deadline_hours * 3600
     order = np.lexsort((found.bytes, by, hopeless))
-    # the best few of every way to divide tensors and experts come first: the estimate is roughest between those
-    columns = found.columns
+    # the best few of every way to divide tensors, experts, states and layers come first: the estimate is roughest between those
+    columns = {**found.columns, "piped": (found.columns["pp"] > 1).astype(np.int64)}
+    names = ("gpus", "tp", "ep", "zero", "piped", "recompute")
     seen: dict[tuple[int, ...], int] = {}
     place = np.empty(len(order), dtype=np.int64)
-    for index, key in zip(
-        order, zip(*(columns[name][order].tolist() for name in ("gpus", "tp", "ep")), strict=True), strict=True
-    ):
+    for index, key in zip(order, zip(*(columns[name][order].tolist() for name in names), strict=True), strict=True):
         place[index] = seen[key] = seen.get(key, -1) + 1
     return [int(index) for index in np.lexsort((found.bytes, by, place // _FEW, hopeless))]
 
@@ -205,7 +208,7 @@ def _worked_out(
     try:
         layout = time_plan(plan, row)
         memory = train(spec, layout, gpu)
-        if not memory.fits:
+        if memory.peak_bytes > (gpu.memory_bytes or 0) or not memory.fits:
             lost("memory exceeded")
             return None
         time = step_time(spec, layout, gpu)
@@ -224,10 +227,11 @@ def _worked_out(
 
 def time_plan(plan: SearchPlan, row: dict[str, int]) -> TimePlan:
     """A layout's numbers as a plan of `time` and `train`."""
-    names = ("tp", "pp", "cp", "ep", "dp", "zero", "micro_batch", "virtual_stages")
+    names = ("tp", "pp", "cp", "ep", "dp", "dp_replicate", "zero", "micro_batch", "virtual_stages")
     return TimePlan(
         **{name: row[name] for name in names},
         recompute=RECOMPUTE[row["recompute"]],
+        offload=OFFLOAD[row["offload"]],
         schedule="interleaved" if row["virtual_stages"] > 1 else "1f1b",
         seq=plan.seq,
         global_batch=plan.global_batch,

@@ -38,9 +38,9 @@ class Price:
 
 
 def price_of(gpu: Gpu, plan: TimePlan) -> Price:
-    """The user's price, or a public one."""
+    """The user's price (0: the GPUs are paid for), or a public one."""
     if plan.price_per_gpu_hour is not None:
-        return Price(plan.price_per_gpu_hour or None, "given")
+        return Price(plan.price_per_gpu_hour, "given")
     for name, dollars, source in _PRICES:
         if gpu.name.startswith(name):
             return Price(dollars, source)

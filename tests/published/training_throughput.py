@@ -22,7 +22,11 @@ from calc.hardware import Gpu, custom_gpu, gpu
 from calc.model.config import from_config
 from calc.model.feed_forward import MoE
 from calc.model.spec import ModelSpec
+from calc.planner import Layout, SearchAnswer, SearchPlan, search
+from calc.planner.candidates import OFFLOAD, RECOMPUTE
+from calc.planner.search import time_plan
 from calc.step_time import TimeAnswer, TimePlan, step_time
+from calc.training import train
 
 FILE = Path(__file__).parent / "training_throughput.json"
 
@@ -463,6 +467,25 @@ def family(case: Case) -> str:
     if "performance-summary" in source:
         return "Megatron-Bridge " + source.split("[")[1][:8]
     return source.removeprefix("github ")[:44]
+
+
+def best_and_used(case: Case) -> tuple[SearchAnswer, Layout | None]:
+    """The planner's answer for a row's run, and the row's own layout with the options that the planner takes; None where by the memory
+    model it does not fit."""
+    assert case.spec
+    assert case.gpu
+    used = case.plan
+    assert used
+    run = ("gpus", "seq", "recipe", "matmul", "implementation", "inter_GBps", "gpus_per_node")
+    asked = SearchPlan(global_batch=used.batch, **{name: getattr(used, name) for name in run})
+    names = ("tp", "pp", "cp", "ep", "dp", "dp_replicate", "zero", "micro_batch", "virtual_stages")
+    row = {name: getattr(used, name) for name in names}
+    layout = time_plan(
+        asked, row | {"recompute": RECOMPUTE.index(used.recompute), "offload": OFFLOAD.index(used.offload)}
+    )
+    memory = train(case.spec, layout, case.gpu)
+    own = Layout(layout, memory.peak_bytes, memory.driver_bytes, step_time(case.spec, layout, case.gpu))
+    return search(case.spec, asked, case.gpu), own if memory.fits else None
 
 
 def pairs(found: list[Case]) -> list[tuple[Case, Case, bool]]:

@@ -9,6 +9,7 @@ import pytest
 from calc.catalogue import load
 from calc.errors import InputError
 from calc.hardware import custom_gpu, gpu
+from calc.model.feed_forward import MoE
 from calc.planner import SearchPlan, search
 from calc.step_time import TimePlan, step_time
 from calc.training import train
@@ -19,7 +20,6 @@ H100 = gpu("h100-sxm-80gb")
 def scan(spec, plan, device):
     """Every layout of `plan.gpus` GPUs by plain loops: what train and time refuse is no layout."""
     found = []
-    powers = (1, 2, 4, 8, 16, 32)
     virtual = (1, 2, 3, 4, 5, 6, 8, 10, 12)
     layers = spec.num_hidden_layers
     numbers = range(1, plan.gpus + 1)
@@ -27,7 +27,9 @@ def scan(spec, plan, device):
         if plan.gpus % (tp * pp * cp) or tp > 8:
             continue
         dp = plan.gpus // (tp * pp * cp)
-        for ep, micro, zero, again, v in product(numbers, powers, (1, 3), ("none", "full"), virtual):
+        for ep, micro, zero, again, v in product(
+            numbers, range(1, plan.global_batch + 1), (1, 3), ("none", "full"), virtual
+        ):
             if (pp == 1 and v > 1) or (v > 1 and layers % (pp * v)) or (zero == 3 and (pp > 1 or dp * cp == 1)):
                 continue
             if (cp > 1 and plan.seq // cp < 512) or (pp > 1 and plan.global_batch // (micro * dp) < pp):
@@ -43,8 +45,64 @@ def scan(spec, plan, device):
                 seconds = step_time(spec, layout, device).step_seconds
             except ValueError:
                 continue
-            found.append((seconds, (tp, pp, v, cp, ep, dp, zero, micro, again)))
+            found.append((seconds, (tp, pp, v, cp, ep, dp, zero, micro, again, 1, "none")))
     return sorted(found)
+
+
+def scan_sharded(spec, plan, device):
+    """The same for programs without a pipeline that shard weights over all ranks or within a node, and may keep states on the host."""
+    titan = plan.implementation == "torchtitan"
+    dense = not any(isinstance(kind.feed_forward, MoE) for kind in spec.layers.kinds)
+    found = set()
+    numbers = range(1, plan.gpus + 1)
+    for tp, cp, ep, micro in product(numbers, (1, 2, 4), numbers, range(1, plan.global_batch + 1)):
+        if plan.gpus % (tp * cp) or tp > plan.gpus_per_node or (not titan and tp * ep > 1):
+            continue
+        dp = plan.gpus // (tp * cp)
+        if plan.global_batch % (micro * dp):
+            continue
+        for zero, again, offload, copies in product(
+            (3,) if titan else (0, 1, 2, 3), ("none", "selective", "full"), ("none", "optimizer"), numbers
+        ):
+            nodes = tp * cp * dp // plan.gpus_per_node
+            if copies > 1 and (zero < 3 or copies != nodes or dp % copies or dp * cp == copies):
+                continue
+            if (
+                (dense and ep > 1)
+                or (titan and offload != "none")
+                or (not titan and again == "selective")
+                or (dp * cp == 1 and zero > (3 if titan else 0))
+            ):
+                continue
+            if (cp > 1 and plan.seq // cp < 512) or (titan and dp * cp == 1):
+                continue
+            try:
+                layout = TimePlan(
+                    tp=tp, cp=cp, dp=dp, ep=ep, micro_batch=micro, zero=zero, recompute=again, dp_replicate=copies, offload=offload,
+                    seq=plan.seq, global_batch=plan.global_batch, recipe=plan.used_recipe, implementation=plan.implementation,
+                    optimizer_kernel="fused" if titan else "foreach", gpus_per_node=plan.gpus_per_node,
+                )  # fmt: skip
+                if not train(spec, layout, device).fits:
+                    continue
+                seconds = step_time(spec, layout, device).step_seconds
+            except ValueError:
+                continue
+            found.add((seconds, (tp, 1, 1, cp, ep, dp, zero, micro, again, copies, offload)))
+    return sorted(found)
+
+
+@pytest.mark.parametrize(
+    ("program", "name", "memory_gib"), [("torchtitan", "meta-llama-3-8b", 80.0), ("liger", "llama-3.2-1b", 20.0)]
+)
+def test_sharding_within_nodes_and_states_on_the_host_are_scanned_too(program, name, memory_gib):
+    spec, device = load(name), custom_gpu(memory_gib=memory_gib, base=H100)
+    plan = SearchPlan(gpus=4, gpus_per_node=2, global_batch=4, seq=2048, implementation=program)
+    answer = search(spec, plan, device)
+    assert answer.exact
+    wanted = scan_sharded(spec, plan, device)
+    assert {key[-2] for _, key in wanted} == {1, 2}
+    assert {key[-1] for _, key in wanted} == ({"none"} if program == "torchtitan" else {"none", "optimizer"})
+    assert [(one.time.step_seconds, one.key) for one in answer.layouts] == wanted
 
 
 @pytest.mark.parametrize(
@@ -79,6 +137,7 @@ def test_what_cannot_fit_is_an_answer_with_reasons():
     assert answer.layouts == ()
     assert answer.rejected["weights and states alone exceed the memory"] > 0
     assert answer.as_json()["components"] == []
+    assert answer.breakdown.total == 0
 
 
 def test_memory_ranks_by_bytes_and_cost_chooses_the_count():
