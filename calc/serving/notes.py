@@ -80,8 +80,13 @@ def _engine(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None) -> list[str]:
     notes = []
     if plan.engine == "vllm" and any(tower.name == "picture_layers" for tower in spec.towers):
         notes.append(
-            "vLLM has this class from 0.6 to 0.10 alone, and profiles its encoder on a picture for each of max_seqs sequences, whose peak "
-            "is not computed here: a log of 128 sequences says 36.63 GiB (vllm#12126); state yours by --activation-gib"
+            "vLLM has this class from 0.6 to 0.10 alone, and profiles its encoder on a picture of all tiles for each of max_seqs "
+            "sequences: lower --max-seqs to leave room. A log of 128 sequences of the base model, whose tiles have 448 pixels a side where "
+            "the instruct model's have 560, says 36.63 GiB (vllm#12126)"
+        )
+    if plan.engine == "vllm" and plan.images != 0 and any(tower.name == "audio" for tower in spec.towers):
+        notes.append(
+            "of the audio encoder the weights are counted; what the profile's pass over sounds takes is not computed"
         )
     if plan.engine == "vllm" and gpu and plan.weights == "fp8" and gpu.lacks("fp8"):
         notes.append(f"{gpu.lacks('fp8')}: vLLM keeps the weights in fp8 and computes in 16 bits (Marlin, weight-only)")

@@ -237,3 +237,38 @@ def test_the_first_engine_takes_a_whole_context_in_one_step():
     assert step_limits(ServingPlan(), gpu("b200-180gb")) == (16_384, 1024)
     assert step_limits(ServingPlan(engine_version="0.8"), gpu("a100-sxm-80gb")) == (8192, 1024)
     assert step_limits(ServingPlan(), gpu("a100-sxm-80gb")) == (2048, 256)
+
+
+def llama_vision(size):
+    config = load_config("llama-3.2-11b-vision-instruct")
+    return from_config(config | {"vision_config": config["vision_config"] | {"image_size": size}})
+
+
+def test_the_profile_of_llama_vision_is_that_of_the_log():
+    """vllm#12126: `vllm serve meta-llama/Llama-3.2-11B-Vision --max-model-len 65536 --max-num-seqs 128 --enforce-eager` on an H100, the
+    base model, whose vision_config has an image_size of 448: weights 19.86, activations 36.63, cache 14.65 GiB."""
+    plan = ServingPlan(engine="vllm", engine_version="0.6", context=65536, max_seqs=128, enforce_eager=True)
+    found = serve(llama_vision(448), plan, gpu("h100-sxm-80gb"))
+    assert found.activation_bytes / GiB == pytest.approx(36.63, rel=1e-3)
+    assert found.capacity.budget / GiB == pytest.approx(14.65, rel=0.02)
+    assert_formulas_hold(found.breakdown)
+    larger = serve(llama_vision(560), plan, gpu("h100-sxm-80gb"))
+    assert larger.activation_bytes > 60 * GiB
+    assert any("448 pixels" in note for note in larger.as_json()["notes"])
+    assert (
+        serve(llama_vision(560), plan.model_copy(update={"images": 0}), gpu("h100-sxm-80gb")).activation_bytes < 5 * GiB
+    )
+
+
+def test_the_encoder_is_the_highest_point_where_few_sequences_are_sampled():
+    """Qwen2.5-VL: 16,384 tokens of 4 patches, each with three times 1,280 features and 3 x 3,420 of the feed-forward in 16 bits."""
+    answer = serve(load("qwen2.5-vl-7b-instruct"), ServingPlan(engine="vllm", max_seqs=8), gpu("h100-sxm-80gb"))
+    parts = {row.path.rsplit("/", 1)[-1]: row.value for row in answer.breakdown.rows() if "activations" in row.path}
+    assert parts["encoder_block"] == 65536 * (3 * 1280 + 3 * 3420) * 2
+    assert parts["encoder_outputs"] == 16384 * 3584 * 2
+    assert "sampler" not in parts
+    text = serve(load("qwen2.5-vl-7b-instruct"), ServingPlan(engine="vllm"), gpu("h100-sxm-80gb"))
+    parts = {row.path.rsplit("/", 1)[-1]: row.value for row in text.breakdown.rows() if "activations" in row.path}
+    assert "sampler" in parts
+    assert parts["encoder_outputs"] == 16384 * 3584 * 2
+    assert "encoder_block" not in parts

@@ -1,7 +1,8 @@
 """The highest point of vLLM's profiling run: "PyTorch activation peak memory".
 
-The run computes one step of as many tokens as a step may have, then samples one token for each of as many sequences. The tensors
-that live at once follow from the program; the constants of a version are in `calc.serving.vllm.versions`.
+The run passes as many pictures as a step holds through the encoder, computes one step of as many tokens as a step may have, then
+samples one token for each of as many sequences. The tensors that live at once follow from the program; the constants of a version are
+in `calc.serving.vllm.versions`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ _MLA_ROWS = 64 * 1024
 
 
 def profile(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, *, first: bool, last: bool) -> tuple[Component, ...]:
-    """The parts that add up to "PyTorch activation peak memory" on a stage: those of the step, or of the sampler where it is higher."""
+    """The parts that add up to "PyTorch activation peak memory" on a stage: those of the encoder, the step or the sampler,
+    whichever is highest."""
     if plan.activation_gib is not None:
         value = int(plan.activation_gib * GiB)
         return (Component("given", value, formula=Formula("<o>", "given by the plan"), numbers={"o": value}),)
@@ -44,9 +46,14 @@ def profile(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, *, first: bool,
     if not KEEPS_EXPERT_WORKSPACE.at(number).value:
         step = (*step, *_expert_workspace(spec, plan, gpu))
     sampler = _sampler(spec, plan, gpu) if last and spec.has_head else ()
-    highest = max(step, sampler, key=lambda parts: sum(part.total for part in parts))
-    pictures = encoder(spec, plan, step_limits(plan, gpu)[0]) if first else ()
-    return tuple(part for part in (*highest, *kept, *pictures, *always) if part.total)
+    pictures, outputs = encoder(spec, plan, *step_limits(plan, gpu)) if first else ((), ())
+    text = max(step, sampler, key=_sum)
+    highest = max((*text, *kept, *outputs), pictures, key=_sum)
+    return tuple(part for part in (*highest, *always) if part.total)
+
+
+def _sum(parts: tuple[Component, ...]) -> float:
+    return sum(part.total for part in parts)
 
 
 def _workspace(gpu: Gpu | None) -> Component:
