@@ -47,10 +47,44 @@ def _degree(name: str) -> Setting:
     return Setting(apply)
 
 
+_FLOAT8_CONVERTERS: Final = {"float8", "quantize.linear.float8", "quantize.dense.float8"}
+
+
 def _converters(draft: Draft, value: Any) -> str:
-    if value in ("", [], ()):
+    names = {part.strip() for part in value.split(",")} if isinstance(value, str) else {*value}
+    if not names - {""}:
         return NO_EFFECT
-    raise NotSaid("converted layers (float8, mx) are not modelled for torchtitan")
+    if not names <= _FLOAT8_CONVERTERS:
+        raise NotSaid("converted layers other than float8 (mx) are not modelled for torchtitan")
+    draft.plan.setdefault("float8", "tensorwise")
+    return f"float8 {draft.plan['float8']}"
+
+
+def _compile(draft: Draft, value: Any) -> str:
+    if not truth(value):
+        return NO_EFFECT
+    draft.facts["compile"] = True
+    return "compile"
+
+
+def _components(draft: Draft, value: Any) -> str:
+    names = [part.strip() for part in value.split(",")] if isinstance(value, str) else list(value)
+    draft.facts["components"] = [one_of({"model": "model", "loss": "loss"}, "model or loss")(name) for name in names]
+    return f"compile {','.join(names)}"
+
+
+def _all_gather(draft: Draft, value: Any) -> str:
+    if not truth(value):
+        return NO_EFFECT
+    draft.plan["float8_all_gather"] = True
+    return "float8_all_gather"
+
+
+def _every(draft: Draft, value: Any) -> str:
+    if value == "op":
+        return NO_EFFECT
+    draft.facts["every"] = whole(value)
+    return f"recompute_every {draft.facts['every']}"
 
 
 def _recompute(draft: Draft, value: Any) -> str:
@@ -88,9 +122,6 @@ def _kernel(draft: Draft, value: Any) -> str:
     return f"optimizer_kernel {draft.plan['optimizer_kernel']}"
 
 
-_FLOAT8 = refuses(
-    "float8 is not modelled for torchtitan", unless=lambda value: value is False or value == [] or value == "output"
-)
 SETTINGS: Final[Table] = {
     "model.name": states("name", text),
     "model.flavor": states("flavor", text),
@@ -105,8 +136,8 @@ SETTINGS: Final[Table] = {
     "training.mixed-precision-reduce": refuses("gradients are reduced in fp32", unless=lambda value: value == "float32"),
     "training.dtype": refuses("weights are kept in fp32", unless=lambda value: value == "float32"),
     "training.enable-cpu-offload": refuses("offloading is not modelled for torchtitan", unless=lambda value: not truth(value)),
-    **named("training.compile compile.enable", refuses("torch.compile changes what is kept; eager is modelled",
-                                                      unless=lambda value: not truth(value))),
+    **named("training.compile compile.enable", Setting(_compile)),
+    "compile.components": Setting(_components),
     **named("parallelism.data-parallel-replicate-degree training.data-parallel-replicate-degree", _degree("replicate")),
     **named("parallelism.data-parallel-shard-degree training.data-parallel-shard-degree", _degree("shard")),
     **named("parallelism.tensor-parallel-degree training.tensor-parallel-degree", sets("tp")),
@@ -121,12 +152,11 @@ SETTINGS: Final[Table] = {
                                                         unless=lambda value: not truth(value)),
     "parallelism.disable-loss-parallel": refuses("the loss is divided over tp", unless=lambda value: not truth(value)),
     "activation-checkpoint.mode": Setting(_recompute),
-    "activation-checkpoint.selective-ac-option": refuses("selective recomputation is chosen by operator",
-                                                         unless=lambda value: value == "op"),
-    **named("float8.enable-fsdp-float8-all-gather float8.precompute-float8-dynamic-scale-for-fsdp "
-            "quantize.dense.float8.enable-fsdp-float8-all-gather quantize.linear.float8.enable-fsdp-float8-all-gather "
-            "quantize.dense.float8.precompute-float8-dynamic-scale-for-fsdp "
-            "quantize.linear.float8.precompute-float8-dynamic-scale-for-fsdp", _FLOAT8),
+    "activation-checkpoint.selective-ac-option": Setting(_every),
+    **named("float8.recipe-name quantize.dense.float8.recipe-name quantize.linear.float8.recipe-name",
+            sets("float8", one_of({"tensorwise": "tensorwise", "rowwise": "rowwise"}, "tensorwise and rowwise are modelled"))),
+    **named("float8.enable-fsdp-float8-all-gather quantize.dense.float8.enable-fsdp-float8-all-gather "
+            "quantize.linear.float8.enable-fsdp-float8-all-gather", Setting(_all_gather)),
     **ignores(
         "job.dump-folder job.description job.print-args job.print-config job.custom-config-module profiling.enable-profiling "
         "profiling.save-traces-folder profiling.profile-freq profiling.enable-memory-snapshot profiling.save-memory-snapshot-folder "
@@ -135,7 +165,9 @@ SETTINGS: Final[Table] = {
         "lr-scheduler.min-lr-factor lr-scheduler.lr-min training.max-norm training.steps training.dataset training.dataset-path "
         "checkpoint.enable-checkpoint checkpoint.enable checkpoint.folder checkpoint.interval checkpoint.model-weights-only "
         "checkpoint.last-save-model-only checkpoint.last-save-model-weights-only checkpoint.export-dtype checkpoint.async-mode "
-        "checkpoint.initial-load-in-hf checkpoint.initial-load-dequantize checkpoint.initial-load-path compile.components "
+        "checkpoint.initial-load-in-hf checkpoint.initial-load-dequantize checkpoint.initial-load-path compile.backend "
+        "float8.precompute-float8-dynamic-scale-for-fsdp quantize.dense.float8.precompute-float8-dynamic-scale-for-fsdp "
+        "quantize.linear.float8.precompute-float8-dynamic-scale-for-fsdp quantize.linear.float8.force-recompute-fp8-weight-in-bwd "
         "float8.filter-fqns float8.moe-fqns quantize.dense.float8.filter-fqns quantize.linear.float8.filter-fqns "
         "quantize.moe.float8.fqns quantize.grouped-mm.float8.fqns float8.force-recompute-fp8-weight-in-bwd validation.enabled "
         "validation.enable validation.dataset validation.freq validation.steps validation.local-batch-size validation.seq-len "
@@ -177,15 +209,32 @@ def finish(draft: Draft) -> None:
         plan["dp_replicate"] = replicas
     if plan.get("pp", 1) == 1:
         plan.pop("schedule", None)
+    _options(draft)
+
+
+def _options(draft: Draft) -> None:
+    """torch.compile, layers' own recomputation and float8, each of several settings."""
+    plan, facts = draft.plan, draft.facts
+    if facts.get("compile"):
+        plan["compile"] = tuple(facts.get("components", ("model", "loss")))
+        if "components" not in facts:
+            draft.assumed.append(
+                "compile model,loss: the default of compile.components (before April 2025 the model alone)"
+            )
+    if facts.get("every") and plan["recompute"] == "selective":
+        plan |= {"recompute": "full", "recompute_every": facts["every"]}
+    if "float8" not in plan or plan["float8"] == "rowwise":
+        plan.pop("float8_all_gather", None)
 
 
 def write(writing: Writing) -> str:
     """The TOML of a plan that torchtitan trains."""
     plan = writing.plan
     writing.only("implementation", "torchtitan")
-    for (
-        name
-    ) in "recipe zero seq micro_batch dp dp_replicate tp pp cp ep recompute optimizer reshard_after_forward".split():
+    for name in (
+        "recipe zero seq micro_batch dp dp_replicate tp pp cp ep recompute recompute_every optimizer reshard_after_forward compile float8 "
+        "float8_all_gather"
+    ).split():
         writing.say(name, None)
     model = next((pair for pair, known in _FLAVORS.items() if known == writing.model), None)
     if model is None:
@@ -213,6 +262,16 @@ def write(writing: Writing) -> str:
         "activation_checkpoint": {"mode": plan.recompute}
         | ({"selective_ac_option": "op"} if plan.recompute == "selective" else {}),
     }
+    if plan.recompute_every > 1:
+        sections["activation_checkpoint"] = {"mode": "selective", "selective_ac_option": str(plan.recompute_every)}
+    if plan.compile:
+        sections["compile"] = {"enable": True, "components": list(plan.compile)}
+    if plan.float8 != "none":
+        sections["model"]["converters"] = ["quantize.linear.float8"]
+        settings: dict[str, object] = {"recipe_name": plan.float8}
+        if plan.float8_all_gather:
+            settings = {"enable_fsdp_float8_all_gather": True}
+        sections["quantize.linear.float8"] = settings
     note_rest(writing)
     lines = []
     for name, values in sections.items():

@@ -36,7 +36,7 @@ def layer_communication(
     hidden = 0.0
     if plan.tp > 1:
         exposed, behind = _tensor(operations, plan, topology, sharding)
-        again = exposed if plan.recompute == "full" else 0.0
+        again = exposed / plan.recompute_every if plan.recompute == "full" else 0.0
         forward["tensor"], backward["tensor"] = exposed, exposed + again
         hidden += 3 * behind
     if plan.cp > 1:
@@ -47,7 +47,7 @@ def layer_communication(
         hidden += min(ring, core) + min(2 * ring, behind)
     if plan.expert_ranks > 1 and isinstance(operations.kind.feed_forward, MoE):
         exchange = _experts(operations.kind.feed_forward, plan, topology, sharding)
-        times = 2 if plan.recompute == "full" else 1
+        times = 1 + 1 / plan.recompute_every if plan.recompute == "full" else 1.0
         share = _exposed_exchange(exchange * (1 + times), seconds, plan)
         forward["expert"], backward["expert"] = share * exchange, share * exchange * times
         hidden += (1 - share) * exchange * (1 + times)

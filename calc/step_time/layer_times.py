@@ -316,7 +316,7 @@ class LayerTimer:
         """What the backward computes again: all of the forward, or what the program or the named modules leave out."""
         plan = self.plan
         if plan.recompute == "full":
-            return forward
+            return forward.times(1 / plan.recompute_every)
         found = Seconds()
         if plan.recompute == "selective" and plan.implementation == "torchtitan":
             # every second product and all memory-bound operators; attention and collectives are kept (torchtitan's list of operators)

@@ -84,6 +84,7 @@ LOSSES: Final[Mapping[str, PerElement]] = {
     "full": PerElement(18, 18, 5, 4),
     "compiled": PerElement(6, 6, 2, 1),
     "chunked": PerElement(18, 18, 20, 16),
+    "chunked-output": PerElement(18, 20, 40, 33),
     "fused": PerElement(4, 4, 2, 1),
 }
 # Experts' rows, for each of the K copies of a token: eager: take rows, scale, add back; all-to-all: permute, sort by expert after
@@ -121,7 +122,8 @@ COMPILED: Final = Program("torch.compile", "compiled", "compiled", "fused", "fus
 
 def program_of(plan: TimePlan) -> Program:
     """The program whose operators run."""
-    return COMPILED if plan.compiled and plan.implementation != "fused" else PROGRAMS[plan.implementation]
+    compiled = plan.compiled or "model" in plan.compile
+    return COMPILED if compiled and plan.implementation != "fused" else PROGRAMS[plan.implementation]
 
 
 def layer_traffic(operations: LayerOperations, plan: TimePlan, sharding: Sharding) -> tuple[Traffic, ...]:

@@ -15,7 +15,7 @@ Recipe = Literal[
     "fsdp-bf16", "fp8",
 ]  # fmt: skip
 Optimizer = Literal["adamw", "sgd", "momentum", "adafactor", "lion", "muon", "adamw-8bit", "paged-adamw"]
-Loss = Literal["full", "chunked", "fused"]
+Loss = Literal["full", "chunked", "fused", "chunked-output"]
 Schedule = Literal[
     "naive", "gpipe", "1f1b", "interleaved", "looped-bfs", "interleaved-zb", "zb-h1", "zb-h2", "zb-v", "dualpipe-v",
     "pipedream",
@@ -65,6 +65,22 @@ class PlanFields(BaseModel):
         description="activations that the backward computes again; selective: what is chosen by operator (torchtitan), or "
         "attention's scores",
     )
+    recompute_every: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="torchtitan, recompute full: one layer of so many is recomputed (selective_ac_option)",
+    )
+    compile: Names = Field(
+        (), description="torchtitan: what torch.compile compiles, with commas: model (each layer), loss"
+    )
+    float8: Literal["none", "tensorwise", "rowwise"] = Field(
+        "none",
+        description="torchtitan: layers' products in float8 by torchao's dynamic scaling, which needs compile model",
+    )
+    float8_all_gather: bool = Field(
+        False, description="torchtitan, float8 tensorwise: FSDP gathers the layers' weights in float8"
+    )
     attention: Literal["sdpa", "flash", "eager"] = Field("sdpa", description="the attention program")
     dropout: Literal["config", "off"] = Field("config", description="the config's dropout, or none")
     implementation: Literal["hf", "liger", "deepspeed", "litgpt", "torchtitan", "fused", "paper"] = Field(
@@ -74,8 +90,9 @@ class PlanFields(BaseModel):
     )
     loss: Loss | None = Field(
         None,
-        description="cross-entropy: full logits, chunked, or fused with the head (Liger-Kernel's; of implementation fused: "
-        "Transformer Engine's, in place on 16-bit logits); left out: full, fused with liger, chunked for dpo and grpo",
+        description="cross-entropy: full logits, chunked with the head, or fused with it (Liger-Kernel's; of implementation fused: "
+        "Transformer Engine's, in place on 16-bit logits), or of full logits chunk by chunk (chunked-output: torchtitan); left out: full, "
+        "fused with liger, chunked for dpo and grpo",
     )
     loss_format: Literal["fp32", "upcast", "model"] = Field(
         "fp32",
@@ -154,6 +171,11 @@ class PlanFields(BaseModel):
     stage3_param_persistence_threshold: int | None = Field(
         None, ge=0, le=2**40, description="DeepSpeed: weights of fewer elements stay whole; left out: 100,000"
     )
+    expandable_segments: bool | None = Field(
+        None,
+        description="PyTorch's allocator grows its segments (PYTORCH_CUDA_ALLOC_CONF); left out: on with torchtitan, whose run_train.sh "
+        "sets it since December 2024",
+    )
     context_mib: float | None = Field(
         None, ge=0, le=1_000_000, description="CUDA context in MiB; left out: the sourced default"
     )
@@ -167,6 +189,18 @@ class PlanFields(BaseModel):
     def transformers(self) -> bool:
         """Whether the step is transformers' program, with Liger-Kernel's operators or its own."""
         return self.implementation in ("hf", "liger", "deepspeed", "litgpt")
+
+    @property
+    def replays(self) -> bool:
+        """Whether the step's allocations are known in order, and are played through a model of the allocator."""
+        program = self.transformers or self.implementation == "torchtitan"
+        return program and self.pp == 1 and not self.scores and self.fragmentation_percent is None
+
+    @property
+    def expandable(self) -> bool:
+        """Whether the allocator grows its segments."""
+        given = self.expandable_segments
+        return self.implementation == "torchtitan" if given is None else given
 
     @property
     def head_loss(self) -> Loss:
@@ -267,6 +301,7 @@ class PlanFields(BaseModel):
             "dp_replicate": "" if self.zero else "zero is 0: every rank holds all states",
             "reshard_after_forward": "" if self.zero == 3 else f"zero is {self.zero}: no weights are gathered",
             "optimizer_kernel": self._kernelless,
+            "expandable_segments": "" if self.replays else "what the allocator reserves is a share of the peak here",
             "nvme_GBps": "" if self.nvme else "nothing lies on NVMe",
         }
         return {name: reason for name, reason in reasons.items() if reason}

@@ -22,6 +22,17 @@ def _titan(breaks: Callable[[PlanFields], bool], message: str) -> Rule:
     return lambda plan: plan.implementation == "torchtitan" and breaks(plan), message
 
 
+COMPILABLE = {"model", "loss"}
+_TITAN_FIELDS = {"recompute_every": 1, "compile": (), "float8": "none", "float8_all_gather": False}
+
+
+def _titans(field: str, default: object) -> Rule:
+    return (
+        lambda plan: plan.implementation != "torchtitan" and getattr(plan, field) != default,
+        f"{field} ({{{field}}}) needs implementation 'torchtitan', and implementation is {{implementation!r}}",
+    )
+
+
 # torchtitan trains fp32 weights, sharded by FSDP2 and gathered in bf16.
 _TORCHTITAN_RULES: tuple[Rule, ...] = (
     _titan(
@@ -47,8 +58,33 @@ _TORCHTITAN_RULES: tuple[Rule, ...] = (
         "attention: 'eager' is not part of implementation 'torchtitan' (it runs PyTorch's kernels); use sdpa or flash",
     ),
     _titan(
-        lambda plan: plan.head_loss != "full",
-        "loss: {loss!r} is not part of implementation 'torchtitan' here; use full",
+        lambda plan: plan.head_loss == "fused",
+        "loss: {loss!r} is not part of implementation 'torchtitan'; use full, chunked or chunked-output",
+    ),
+    _titan(
+        lambda plan: plan.head_loss == "chunked" and plan.root_group,
+        "loss: 'chunked' shards the head as a group of its own, which root_group (True) does not",
+    ),
+    (
+        lambda plan: plan.head_loss == "chunked-output" and plan.implementation != "torchtitan",
+        "loss: 'chunked-output' needs implementation 'torchtitan', and implementation is {implementation!r}",
+    ),
+    *(_titans(field, default) for field, default in _TITAN_FIELDS.items()),
+    (
+        lambda plan: not {*plan.compile} <= COMPILABLE,
+        "compile: {compile} must name what torch.compile compiles: model, loss",
+    ),
+    (
+        lambda plan: plan.recompute_every > 1 and plan.recompute != "full",
+        "recompute_every ({recompute_every}) needs recompute 'full', and recompute is {recompute!r}",
+    ),
+    (
+        lambda plan: plan.float8 != "none" and "model" not in plan.compile,
+        "float8: {float8!r} is modelled with compile model, and compile is {compile}: run eagerly, its casts are kept as well",
+    ),
+    (
+        lambda plan: plan.float8_all_gather and plan.float8 != "tensorwise",
+        "float8_all_gather (True) needs float8 'tensorwise', and float8 is {float8!r}",
     ),
 )
 

@@ -10,6 +10,7 @@ from typing import Final
 from calc.model.spec import ModelSpec
 from calc.pipeline import weight_versions
 from calc.training.autograd.segments import Constant, Segment
+from calc.training.caching_allocator import CachingAllocator
 from calc.training.deepspeed.live_parameters import LiveParameters
 from calc.training.deepspeed.stage import live_parameters
 from calc.training.pipeline_stages import Stage
@@ -129,14 +130,15 @@ class StageMemory:
     def replayed(self) -> int | None:
         """What the allocator reserves beyond the peak, by playing the step through a model of it; None where the step's allocations
         are not known in order: Megatron's ledgers, pipelines, and steps with passes of their own."""
-        program = self.plan.transformers or self.plan.implementation == "torchtitan"
-        if not program or self.plan.pp > 1 or self.plan.scores or self.plan.fragmentation_percent is not None:
+        if not self.plan.replays:
             return None
         asked = self.spec, self.plan
         if asked not in _REPLAYS:
             if len(_REPLAYS) >= _MOST_REPLAYS:
                 _REPLAYS.clear()
-            _REPLAYS[asked] = max(0, replayed(self) - self.peak[1].bytes)
+            _REPLAYS[asked] = max(
+                0, replayed(self, CachingAllocator(expandable=self.plan.expandable)) - self.peak[1].bytes
+            )
         return _REPLAYS[asked]
 
     @cached_property

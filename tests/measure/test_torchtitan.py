@@ -6,6 +6,9 @@ import pytest
 
 from calc.model.config import from_config
 from calc.training import TrainingPlan, train
+from calc.training.autograd.blocks import Sizes, block_bytes
+from calc.training.autograd.builder import Settings
+from calc.training.torchtitan.losses import CHUNKS, chunked_loss_block
 
 pytestmark = pytest.mark.torch
 
@@ -66,8 +69,10 @@ def both(shape, plan):
 
     options = {"implementation": "torchtitan", "recipe": "fsdp-bf16", "zero": 3, "optimizer_kernel": "fused"}
     told = train(from_config(config(shape), "decoder"), TrainingPlan(**options, **plan))
-    whole = plan.get("reshard_after_forward", True)
-    seen = run(shape, plan["micro_batch"], plan["seq"], plan["dp"], plan["recompute"], whole, plan.get("tp", 1))
+    whole, every = plan.get("reshard_after_forward", True), plan.get("recompute_every", 1)
+    parts = CHUNKS if plan.get("loss") == "chunked-output" else 1
+    sizes = plan["micro_batch"], plan["seq"], plan["dp"]
+    seen = run(shape, *sizes, plan["recompute"], whole, plan.get("tp", 1), every, parts)
     return told, seen
 
 
@@ -79,6 +84,12 @@ CASES = {
     "kept whole": (
         (*WIDE, True),
         {"seq": 384, "micro_batch": 1, "dp": 4, "reshard_after_forward": False},
+        ("none", "full"),
+    ),
+    "every second layer": (GROUPED, {"seq": 512, "micro_batch": 2, "dp": 8, "recompute_every": 2}, ("full",)),
+    "chunks of the logits": (
+        WIDE,
+        {"seq": 1024, "micro_batch": 1, "dp": 8, "loss": "chunked-output"},
         ("none", "full"),
     ),
     "tp": (GROUPED, {"seq": 512, "micro_batch": 2, "dp": 4, "tp": 2}, ("none", "selective", "full")),
@@ -124,3 +135,12 @@ def test_experts_differ_from_the_traced_program_by_the_row_of_zeros_that_padding
     assert seen.phases["forward"] - told.phases["forward"] == row
     assert seen.phases["backward"] - told.phases["backward"] == (0 if recompute == "none" else row)
     assert told.activations_bytes == seen.after_forward - told.parameters_bytes - told.optimizer_bytes
+
+
+def test_the_loss_that_runs_the_head_chunk_by_chunk_is_the_traced_program_to_the_byte():
+    from tests.measure.torchtitan_program import Shape, chunked_loss
+
+    tokens, shape = 1024, Shape(*WIDE)
+    spec = from_config(config(shape), "decoder")
+    made = block_bytes(chunked_loss_block(spec, Settings()), Sizes(1, tokens, 512))
+    assert made.forward_peak - made.input == chunked_loss(shape.hidden, shape.vocabulary, tokens, CHUNKS)

@@ -236,9 +236,9 @@ def _selected():
     return create_selective_checkpoint_contexts(policy)
 
 
-def _prepared(model, mesh, recompute, reshard):
+def _prepared(model, mesh, recompute, reshard, every):
     for index, block in enumerate(model.layers):
-        if recompute != "none":
+        if recompute != "none" and not (index + 1) % every:
             chosen = {"context_fn": _selected} if recompute == "selective" else {}
             model.layers[index] = checkpoint_wrapper(block, preserve_rng_state=False, **chosen)
     options = {
@@ -292,8 +292,19 @@ class Seen:
     after_backward: int
 
 
-def run(shape: Shape, batch: int, tokens: int, ranks: int, recompute: str, reshard: bool = True, tp: int = 1) -> Seen:
-    """The second of two steps, every storage rounded up to 512 bytes."""
+def run(
+    shape: Shape,
+    batch: int,
+    tokens: int,
+    ranks: int,
+    recompute: str,
+    reshard: bool = True,
+    tp: int = 1,
+    every: int = 1,
+    parts: int = 1,
+) -> Seen:
+    """The second of two steps, every storage rounded up to 512 bytes. `every`: one layer of so many has a checkpoint. `parts`: chunks of
+    the logits whose losses are added."""
     recorder = _Recorder({}, 512, False)
     divided = loss_parallel() if tp > 1 else contextlib.nullcontext()
     with contextlib.ExitStack() as stack, warnings.catch_warnings():
@@ -307,7 +318,7 @@ def run(shape: Shape, batch: int, tokens: int, ranks: int, recompute: str, resha
             model = Decoder(shape, tokens)
         if tp > 1:
             _divided(model, mesh["tp"])
-        _prepared(model, mesh["shards"], recompute, reshard)
+        _prepared(model, mesh["shards"], recompute, reshard, every)
         for context in (
             FakeTensorMode(allow_non_fake_inputs=True),
             recorder,
@@ -320,15 +331,17 @@ def run(shape: Shape, batch: int, tokens: int, ranks: int, recompute: str, resha
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         ids, labels = (torch.zeros((batch, tokens), dtype=torch.int64) for _ in range(2))
         for _ in range(2):
-            seen = _step(recorder, model, optimizer, ids, labels)
+            seen = _step(recorder, model, optimizer, ids, labels, parts)
     return seen
 
 
-def _step(recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor, labels: Tensor) -> Seen:
+def _step(
+    recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor, labels: Tensor, parts: int
+) -> Seen:
     optimizer.zero_grad()
     gc.collect()
     before, start = _live(recorder), len(recorder.events)
-    after_forward, _loss = _forward_and_backward(recorder, model, ids, labels)
+    after_forward, _loss = _forward_and_backward(recorder, model, ids, labels, parts)
     after_backward = _live(recorder)
     recorder.begin("step")
     optimizer.step()
@@ -339,10 +352,17 @@ def _step(recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer
     return Seen(phases, before, after_forward, after_backward)
 
 
-def _forward_and_backward(recorder: Recorder, model: nn.Module, ids: Tensor, labels: Tensor) -> tuple[int, Tensor]:
+def _loss(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1), reduction="sum")
+
+
+def _forward_and_backward(
+    recorder: Recorder, model: nn.Module, ids: Tensor, labels: Tensor, parts: int
+) -> tuple[int, Tensor]:
     recorder.begin("forward")
     logits = model(ids)
-    loss_sum = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1), reduction="sum")
+    losses = map(_loss, logits.chunk(parts, dim=1), labels.chunk(parts, dim=1))
+    loss_sum = _loss(logits, labels) if parts == 1 else sum(losses)
     loss = loss_sum / labels.numel()
     del logits
     after_forward = _live(recorder)
@@ -353,3 +373,38 @@ def _forward_and_backward(recorder: Recorder, model: nn.Module, ids: Tensor, lab
 
 def _live(recorder: Recorder) -> int:
     return sum(storage.nbytes for storage in recorder.live())
+
+
+def chunked_loss(hidden: int, vocabulary: int, tokens: int, parts: int) -> int:
+    """The highest point of torchtitan's ChunkedLossWrapper over what was there before: head and loss of a chunk after the other, forward
+    and backward. FSDP keeps the head's gradient of the chunks before in fp32, and reduces it from a buffer with the last."""
+    recorder = _Recorder({}, 512, False)
+    with cuda_choices(), FakeTensorMode(allow_non_fake_inputs=True), recorder:
+        head = nn.Linear(hidden, vocabulary, bias=False, dtype=torch.bfloat16)
+        states = torch.zeros(1, tokens, hidden, dtype=torch.bfloat16)
+        labels = torch.zeros(1, tokens, dtype=torch.int64)
+        recorder.begin("forward")
+        before, start = _live(recorder), len(recorder.events)
+        chunks = [chunk.detach().contiguous().clone().requires_grad_() for chunk in states.chunk(parts, dim=1)]
+        sums = torch.zeros_like(states, dtype=torch.float32)
+        total = None
+        for place, (chunk, label) in enumerate(zip(chunks, labels.chunk(parts, dim=1), strict=True)):
+            logits = head(chunk)
+            _loss(logits, label).backward()
+            if total is None:
+                total = head.weight.grad.to(torch.float32)
+            else:
+                total += head.weight.grad
+            head.weight.grad = None
+            size = tokens // parts
+            sums[:, place * size : (place + 1) * size] = chunk.grad
+            chunk.grad = None
+        reduced = torch.empty_like(total)
+        del logits, total, reduced
+        gradient = sums.to(torch.bfloat16)
+        highest = now = before
+        for event in recorder.events[start:]:
+            now += event.sign * event.storage.nbytes
+            highest = max(highest, now)
+        del gradient
+    return highest - before

@@ -80,7 +80,7 @@ def _terms(plan: TrainingPlan) -> dict[str, int]:
     again = _AGAIN.get(plan.recompute)
     if again:
         terms[again] = terms.get(again, 0) + 1
-    if plan.head_loss == "chunked":
+    if plan.head_loss == "chunked" and plan.implementation != "torchtitan":  # torchtitan's runs backward at once
         terms["o"] = 1
     return terms
 

@@ -94,7 +94,12 @@ _SMALLER: Final = {  # optimizers that keep less, the nearest first
     "adafactor": ("sgd",),
     "sgd": (),
 }
-_LOSSES: Final = {"full": ("fused", "chunked"), "chunked": ("fused",), "fused": ()}
+_LOSSES: Final = {
+    "full": ("fused", "chunked-output", "chunked"),
+    "chunked-output": ("chunked",),
+    "chunked": ("fused",),
+    "fused": (),
+}
 _MOST_TP = 8  # GPUs of one node, which tensor parallelism should not leave (Megatron-LM, arXiv 2104.04473, section 3.2)
 _MOST_DP = 4096
 _SHORTEST = 8  # a sequence is cut to an eighth at most: what is left would be another task

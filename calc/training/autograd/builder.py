@@ -111,12 +111,13 @@ class Builder:
         self.tape.record([x], out, [], lambda g: (self.tape.new("gradient", *meta),))
         return out
 
-    def scatter(self, x: Value) -> Value:
-        """A partial sum over the ranks, summed and divided along the sequence again."""
+    def scatter(self, x: Value, *, keeps: bool = True) -> Value:
+        """A partial sum over the ranks, summed and divided along the sequence again, and kept where selective checkpoints ask for it."""
         if not self.settings.sharded_sequence:
             return x
         out = self.tape.new("own_sequence", x.dim, self.settings.between, x.bytes)
-        self.tape.cache(out)
+        if keeps:
+            self.tape.cache(out)
         meta = (x.dim, x.extent, x.bytes)
         self.tape.record([x], out, [], lambda g: (self.tape.new("gradient", *meta),))
         return out

@@ -216,14 +216,15 @@ def gathered(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: ModelTe
     tied = (tensors.tied_head,) if stage.last and tensors.tied_head.tensors else ()
     towers = [tower for tower, count in tensors.towers for _ in range(count)] if stage.first else []
     root = (*((tensors.embedding, *towers) if stage.first else tied), *end)
+    narrow = plan.float8_all_gather
     if plan.implementation == "torchtitan" and not plan.root_group:
         groups = [tensors.embedding, *(tensors.kinds[kind] for kind in stage.layers), tensors.end]
-        made = tuple(_group((group,), key, sizes) for group in groups)
+        made = tuple(_group((group,), key, sizes, narrow) for group in groups)
         return Gathered(layers=made, keeps=not plan.reshard_after_forward, apart=True, size=size, reduced=reduced)
     return Gathered(
         root=_group(root, key, sizes),
         end=_group((*end, *tied), key, sizes),
-        layers=tuple(_group((tensors.kinds[kind],), key, sizes) for kind in stage.layers),
+        layers=tuple(_group((tensors.kinds[kind],), key, sizes, narrow) for kind in stage.layers),
         first=int(stage.first),
         keeps=not plan.reshard_after_forward,
         size=size,
@@ -232,8 +233,9 @@ def gathered(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: ModelTe
 
 
 @lru_cache(maxsize=1024)
-def _group(found: tuple[Tensors, ...], key: StateKey, sizes: tuple[int, int]) -> Group:
-    """A group's buffers. `sizes`: bytes of a gathered weight and of a reduced gradient; 0 where both are as they are stored."""
+def _group(found: tuple[Tensors, ...], key: StateKey, sizes: tuple[int, int], narrow: bool = False) -> Group:
+    """A group's buffers. `sizes`: bytes of a gathered weight and of a reduced gradient; 0 where both are as they are stored.
+    `narrow`: matrices are gathered in float8 (torchao, fsdp_pre_all_gather), and their gradients as wide as before."""
     whole: list[tuple[str, Amount]] = []
     gradients: list[tuple[str, Amount]] = []
     flat = cast = reduced = NOTHING
@@ -242,14 +244,15 @@ def _group(found: tuple[Tensors, ...], key: StateKey, sizes: tuple[int, int]) ->
         weight = next(rule for rule in rules if rule.group == "parameters")
         ranks = key.ranks(tensor, weight)
         shard = key.elements(tensor, ranks)
-        size = sizes[0] or weight.bytes
+        wide = size = sizes[0] or weight.bytes
+        size = 1 if narrow and tensor.matrix else size
         if tensor.quantised:  # bytes that FSDP shards and gathers as they are
             size, shard = weight.bytes, ceil_div(shard, weight.per)
         whole.append((key.storage(tensor), Amount(size * shard * ranks, shard * ranks)))
         flat += Amount(size * shard * ranks, shard * ranks)
         cast += Amount(size * shard, shard) if size != weight.bytes else NOTHING
         if any(rule.group == "gradients" for rule in rules):
-            gradients.append((key.storage(tensor), Amount(size * tensor.elements, tensor.elements)))
+            gradients.append((key.storage(tensor), Amount(wide * tensor.elements, tensor.elements)))
             reduced += Amount((sizes[1] or weight.bytes) * shard * ranks, shard * ranks)
     one = "the buffer"
     sizes_of = (_rounded([(one, amount)], key.granule).bytes for amount in _stored(whole).values())

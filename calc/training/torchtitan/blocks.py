@@ -1,4 +1,4 @@
-"""torchtitan's own programs of Llama 3, Qwen3 and DeepSeek-V3 decoders: a layer, both ends of the stack, and the loss.
+"""torchtitan's own programs of Llama 3, Qwen3 and DeepSeek-V3 decoders: a layer, and the embedding.
 
 torchtitan 0.2.2: nn.RMSNorm as one operator, rotary positions turned as complex numbers in fp32 (Qwen3: by cosines and sines),
 PyTorch's attention kernels, a loss outside the model. Checkpoints wrap one layer each; those of
@@ -16,8 +16,9 @@ from calc.model.weights import Dim, dim
 from calc.training.autograd import operators as ops
 from calc.training.autograd.blocks import OUTSIDE, Block, record
 from calc.training.autograd.builder import Builder, Settings
-from calc.training.autograd.operators import BOOL, FULL, LONG, ONE
-from calc.training.autograd.tape import FIXED, POSITIONS, TOKENS, Edge, Tape, Value
+from calc.training.autograd.operators import FULL, LONG, ONE
+from calc.training.autograd.tape import POSITIONS, Edge, Tape, Value
+from calc.training.torchtitan.compiled import compiled_layer
 from calc.training.torchtitan.experts import moe
 from calc.training.torchtitan.layers import TitanBuilder, attention, latent, mlp
 
@@ -52,9 +53,12 @@ def _program(b: TitanBuilder, layer: Layer, x: Value, tables: Value) -> Value:
 
 
 @lru_cache(maxsize=4096)
-def layer_block(layer: Layer, path: tuple[str, ...], settings: Settings, recompute: str) -> Block:
+def layer_block(
+    layer: Layer, path: tuple[str, ...], settings: Settings, recompute: str, compiled: bool = False
+) -> Block:
     """One layer, whose checkpoint keeps nothing ("none" has no checkpoint), or what per-op selection keeps."""
     mixer = layer.mixer
+    program = compiled_layer if compiled else _program
     assert isinstance(mixer, Attention | LatentAttention)
     turned = mixer.qk_rope_head_dim if isinstance(mixer, LatentAttention) else mixer.head_dim
 
@@ -66,7 +70,7 @@ def layer_block(layer: Layer, path: tuple[str, ...], settings: Settings, recompu
         if recompute == "selective" and not saving:
             b.tape.cached = []
         made = record(
-            b, path, lambda held: _program(b, layer, held[0], tables), dim("h", mixer.hidden_size),
+            b, path, lambda held: program(b, layer, held[0], tables), dim("h", mixer.hidden_size),
             settings.between, settings.bytes, True,
         )  # fmt: skip
         return made, b
@@ -120,82 +124,3 @@ def embedding_block(spec: ModelSpec, settings: Settings) -> Block:
         return b.scatter(out)
 
     return record(b, ("embedding",), program, ONE, settings.between, LONG, False)
-
-
-@lru_cache(maxsize=512)
-def end_block(spec: ModelSpec, settings: Settings) -> Block:
-    """Final norm and head."""
-    b = TitanBuilder(settings)
-    vocabulary = b.local(dim("V", spec.vocab_size))
-    norm = spec.final_norm
-    assert norm is not None
-
-    def program(held: list[Value]) -> Value:
-        x = held.pop()
-        with b.tape.part("final_norm"):
-            x = b.rms(x, norm)
-        with b.tape.part("head"):
-            x = b.gather(x)
-            return b.matmul(x, spec.head, spec.head[0].name, vocabulary)
-
-    return record(b, ("end",), program, dim("h", spec.hidden_size), settings.between, settings.bytes, True)
-
-
-@lru_cache(maxsize=512)
-def loss_block(vocabulary: int, settings: Settings) -> Block:
-    """Cross-entropy of the logits in fp32, outside the model; the logits live until it has ended."""
-    b = Builder(settings)
-    t = b.tape
-    width = b.local(dim("V", vocabulary))
-
-    def program(held: list[Value]) -> Value:
-        wide = ops.cast(t, held[0], FULL, "fp32_logits")
-        return (_divided_loss if settings.tp > 1 else _loss)(b, wide)
-
-    return record(b, ("loss",), program, width, TOKENS, settings.bytes, True)
-
-
-def _loss(b: Builder, wide: Value) -> Value:
-    t = b.tape
-    log = ops.softmax(t, wide, "log_probabilities", FULL)
-    out = t.new("loss_sum", ONE, FIXED, FULL)
-    total = t.new("total_weight", ONE, FIXED, FULL)
-    ops.kernel(t, [log], out, [log, total])
-    return out
-
-
-def _divided_loss(b: Builder, wide: Value) -> Value:
-    """Each rank's part of the vocabulary (torch/distributed/tensor/parallel/loss.py): backward makes the gradient of the
-    logits at once, from the probabilities and a -1 for each label that lies on this rank."""
-    t = b.tape
-
-    def token(name: str, size: int) -> Value:
-        return t.new(name, ONE, TOKENS, size)
-
-    largest = token("largest", FULL)
-    shifted = t.like(wide, "shifted")
-    powers = t.like(wide, "powers")
-    sums = token("sums", FULL)
-    del powers
-    logarithms = token("logarithms", FULL)
-    log = t.like(wide, "log_probabilities")
-    del shifted, largest, sums, logarithms
-    t.record([wide], log, [log], lambda g, *saved: (g,))
-    out = t.new("loss_sum", ONE, FIXED, FULL)
-    total = t.new("total_weight", ONE, FIXED, FULL)
-    meta = (log.dim, log.extent)
-
-    def backward(g: Value, *saved: Value) -> tuple[Value]:
-        places = [token("labels", LONG)]
-        ones = t.new("ones", *meta, FULL)
-        places += [token("own_labels", LONG), token("elsewhere", BOOL), token("updates", FULL), token("rows", LONG)]
-        places.append(token("loss_gradients", FULL))
-        powers = t.new("probabilities", *meta, FULL)
-        both = t.new("sum", *meta, FULL)
-        del powers
-        made = t.new("gradient", *meta, FULL)
-        del ones, both, places
-        return (made,)
-
-    t.record([log], out, [log, total], backward)
-    return out

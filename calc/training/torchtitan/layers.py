@@ -50,7 +50,7 @@ def _complex(b: Builder, x: Value, tables: Value, name: str) -> Value:
     return out
 
 
-def _turned(b: Builder, query: Value, key: Value, tables: Value) -> tuple[Value, Value]:
+def turned(b: Builder, query: Value, key: Value, tables: Value) -> tuple[Value, Value]:
     """Rotary positions on queries and keys."""
     t = b.tape
     with t.part("rotary"):
@@ -85,7 +85,7 @@ def attention(b: TitanBuilder, x: Value, mixer: Attention, tables: Value) -> Val
         query = b.rms(query, mixer.q_norm, a)
     if mixer.k_norm:
         key = b.rms(key, mixer.k_norm, k)
-    query, key = _turned(b, query, key, tables)
+    query, key = turned(b, query, key, tables)
     mixed = kernel(b, query, key, value, (a, k, d, d), 0)
     return b.scatter(b.matmul(mixed, weights, "output", dim("h", mixer.hidden_size)))
 
@@ -116,9 +116,9 @@ def latent(b: TitanBuilder, x: Value, mixer: LatentAttention, tables: Value) -> 
         query = b.matmul(b.rms(query, norms["q_norm"]), weights, "query_up", a * (nope + rope))
     else:
         query = b.matmul(x, weights, "query", a * (nope + rope))
-    passed, turned = ops.split(t, query, [a * nope, a * rope])
-    turned = _turned_alone(b, turned, tables, "query")
-    query = ops.join(t, [passed, turned], a * (nope + rope), "query")
+    passed, rotary_part = ops.split(t, query, [a * nope, a * rope])
+    rotary_part = _turned_alone(b, rotary_part, tables, "query")
+    query = ops.join(t, [passed, rotary_part], a * (nope + rope), "query")
     latents = b.matmul(x, weights, "key_value_down", rank + rope)
     low, key_rope = ops.split(t, latents, [rank, rope])
     del latents

@@ -20,7 +20,8 @@ from calc.training.plan import TrainingPlan
 from calc.training.states.recipes import RECIPES
 from calc.training.states.sharding import GRANULE
 from calc.training.states.tensors import ModelTensors, Tensors, kind_path
-from calc.training.torchtitan.blocks import embedding_block, end_block, layer_block, loss_block
+from calc.training.torchtitan.blocks import embedding_block, layer_block
+from calc.training.torchtitan.losses import chunked_loss_block, end_block, loss_block
 from calc.units import round_up
 
 PROGRAM = Source(
@@ -46,6 +47,10 @@ def check_model(plan: TrainingPlan, spec: ModelSpec) -> None:
             "implementation",
         )
     dense = all(isinstance(kind.mixer, Attention) and isinstance(kind.feed_forward, MLP) for kind in spec.layers.kinds)
+    if "model" in plan.compile and not dense:
+        raise InputError.of(
+            "compile", ",".join(plan.compile), f"'torchtitan' with experts, as {spec.name} has, is modelled eagerly"
+        )
     for field in ("tp", "ep", "cp"):
         degree = getattr(plan, field)
         if degree > 1 and not dense:
@@ -61,7 +66,10 @@ def _plain(layer: Layer) -> bool:
 
 def torchtitan_notes(plan: TrainingPlan, spec: ModelSpec) -> Iterator[str]:
     """What the estimate takes for granted of torchtitan's run."""
-    yield "torchtitan 0.2.2, run eagerly in 16 bits: neither torch.compile nor float8 is modelled"
+    if "model" not in plan.compile:
+        yield "torchtitan 0.2.2, run eagerly (compile names what torch.compile compiles)"
+    else:
+        yield "torch.compile: what PyTorch 2.13's partitioner keeps; the order within a layer is Inductor's for one without collectives"
     if any(isinstance(kind.feed_forward, MoE) for kind in spec.layers.kinds):
         yield "experts: the rows that padding adds, up to 8 for each expert, are not counted"
     if plan.cp > 1:
@@ -85,21 +93,36 @@ def torchtitan_segments(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tenso
     settings = settings_of(plan, spec)
     sizes = Sizes(plan.micro_batch, plan.seq // plan.cp, GRANULE)
     made = [block_segment(("embedding",), embedding_block(spec, settings), sizes, tensors.embedding, plan, PROGRAM)]
+    levels = {plan.recompute} | ({"none"} if plan.recompute_every > 1 else set())
     kinds = {
-        kind: block_segment(
+        (kind, level): block_segment(
             path := kind_path(spec.layers, kind),
-            layer_block(spec.layers.kinds[kind], path, settings, plan.recompute),
+            layer_block(spec.layers.kinds[kind], path, settings, level, "model" in plan.compile),
             sizes,
             tensors.kinds[kind],
             plan,
             PROGRAM,
         )
         for kind in stage.counts
+        for level in levels
     }
-    made += [kinds[kind] for kind in stage.layers]
-    made.append(block_segment(("end",), end_block(spec, settings), sizes, tensors.end, plan, PROGRAM))
-    made.append(block_segment(("loss",), loss_block(spec.vocab_size, settings), sizes, _LOSS, plan, PROGRAM))
-    return made
+    for index, kind in enumerate(stage.layers, 1):  # of every two, the second is recomputed
+        made.append(kinds[kind, "none" if index % plan.recompute_every else plan.recompute])
+    return [*made, *_end(plan, spec, settings, sizes, tensors)]
+
+
+def _end(
+    plan: TrainingPlan, spec: ModelSpec, settings: Settings, sizes: Sizes, tensors: ModelTensors
+) -> Iterator[Segment]:
+    """Final norm and head, and the loss."""
+    chunked, compiled = plan.head_loss == "chunked", "loss" in plan.compile
+    yield block_segment(("end",), end_block(spec, settings, head=not chunked), sizes, tensors.end, plan, PROGRAM)
+    if chunked:
+        loss = chunked_loss_block(spec, settings, compiled=compiled)
+    else:
+        outputs = plan.head_loss == "chunked-output"
+        loss = loss_block(spec.vocab_size, settings, compiled=compiled, chunked=outputs)
+    yield block_segment(("loss",), loss, sizes, _LOSS, plan, PROGRAM)
 
 
 def torchtitan_constants(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> list[Constant]:

@@ -30,13 +30,51 @@ def answer(name="meta-llama-3.1-8b", **changes):
         ({"pp": 2}, "pp"),
         ({"tp": 2, "sequence_parallel": False}, "sequence_parallel"),
         ({"attention": "eager"}, "attention"),
-        ({"loss": "chunked"}, "loss"),
+        ({"loss": "fused"}, "loss"),
+        ({"loss": "chunked", "root_group": True}, "root_group"),
+        ({"compile": "model,head"}, "compile"),
+        ({"recompute_every": 2, "recompute": "selective"}, "recompute_every"),
+        ({"float8": "tensorwise"}, "float8"),
+        ({"float8": "rowwise", "compile": "model", "float8_all_gather": True}, "float8_all_gather"),
+        ({"name": "qwen3-30b-a3b", "compile": "model"}, "compile"),
         ({"method": "lora"}, "method"),
     ],
 )
 def test_what_torchtitan_does_not_do_is_refused_with_the_field_named(changes, field):
     with pytest.raises(InputError, match=field):
         answer(**changes)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("compile", "model"), ("recompute_every", 2), ("float8", "rowwise"), ("loss", "chunked-output")],
+)
+def test_its_options_are_refused_for_another_program(field, value):
+    with pytest.raises(InputError, match=f"{field}.*'torchtitan'"):
+        validated(TrainingPlan, {field: value, "recompute": "full"})
+
+
+def test_a_loss_of_chunks_of_the_logits_reserves_what_was_measured():
+    """Commit e23bb70: Llama-3-8B, 8 H100, 49.58 GiB before and 42.26 GiB after the loss is taken chunk by chunk."""
+    shape = {"seq": 8192, "recompute": "selective", "optimizer_kernel": "fused", "root_group": True}
+    for loss, measured in (("full", 49.58), ("chunked-output", 42.26)):
+        plan = validated(TrainingPlan, {**TITAN, **shape, "loss": loss})
+        found = train(model("meta-llama-3-8b"), plan, gpu("h100-sxm-80gb")).reserved_bytes
+        assert found == pytest.approx(measured * 2**30, rel=0.004)
+
+
+def test_each_compiled_part_and_each_loss_needs_less():
+    shape = {"recompute": "selective", "seq": 8192, "micro_batch": 2}
+    for before, after in (
+        ({}, {"compile": "model"}),
+        ({"compile": "model"}, {"compile": "model,loss"}),
+        ({}, {"loss": "chunked-output"}),
+        ({"loss": "chunked-output"}, {"loss": "chunked"}),
+    ):
+        found = answer(**shape, **after)
+        assert found.peak_bytes < answer(**shape, **before).peak_bytes, after
+        assert found.breakdown.total == found.peak_bytes
+        assert_formulas_hold(found.breakdown)
 
 
 @pytest.mark.parametrize(
@@ -101,3 +139,13 @@ def test_what_is_not_counted_is_said():
     assert "padding" in told
     assert "ring attention" in " ".join(answer(cp=2).assumptions)
     assert "torchtitan" not in " ".join(train(model("llama-2-7b"), TrainingPlan(seq=512)).assumptions)
+
+
+def test_gathered_in_float8_a_layer_takes_one_byte_a_weight_and_its_gradients_as_many_as_before():
+    plain = {"seq": 8192, "recompute": "full", "compile": "model,loss"}
+    narrow = {**plain, "float8": "tensorwise", "float8_all_gather": True}
+    before, after = (answer(**each).worst.gathered.layers[1] for each in (plain, narrow))
+    matrices = 4096 * (4096 + 2 * 1024 + 4096) + 3 * 4096 * 14336
+    assert before.whole.bytes - after.whole.bytes == matrices
+    assert before.flat.bytes - after.flat.bytes == matrices
+    assert (before.gradients, before.reduced) == (after.gradients, after.reduced)
