@@ -89,19 +89,25 @@ LOSSES: Final[Mapping[str, PerElement]] = {
 }
 # Experts' rows, for each of the K copies of a token: eager: take rows, scale, add back; all-to-all: permute, sort by expert after
 # the exchange, and both undone; fused: the exchange's kernel reads and writes them itself, or with permutations of their own.
+# all-to-all's kernels as Megatron Core runs them with fused permutation (moe/token_dispatcher.py, moe_utils.py at d98e8a64): counts of rows
+# by expert and rank 7, their copies to the host 5, permutation 4, sorting 2 and 2, exchanges 3, back in order 1; backward has no counts.
 ROWS: Final[Mapping[str, PerElement]] = {
     "eager": PerElement(14, 18, 5, 6),
-    "all-to-all": PerElement(16, 16, 4, 4),
+    "all-to-all": PerElement(16, 16, 24, 9),
     "fused": PerElement(4, 4, 2, 2),
     "fused, permuted apart": PerElement(12, 12, 4, 4),
 }
 PADDED: Final = PerElement(
     8, 8, 2, 2
 )  # each expert's rows padded to whole blocks for a narrow format, and the padding taken off
-ROUTERS: Final[Mapping[str, tuple[int, int]]] = {
-    "eager": (14, 12),
-    "fused": (4, 3),
-}  # kernels of softmax, top-k, counts
+# Kernels of the router forward and backward, and how many of them read and write the scores of all experts. eager: softmax, top-k, counts;
+# fused: Transformer Engine's; megatron: operator by operator (moe/router.py, moe_utils.py at d98e8a64): scores and bias 3, top-k by
+# group 9, weights and maps 11, auxiliary loss 10.
+ROUTERS: Final[Mapping[str, tuple[int, int, int]]] = {
+    "eager": (14, 12, 8),
+    "fused": (4, 3, 2),
+    "megatron": (33, 30, 18),
+}
 # Quantising one operand: read for the scale, read again, write it twice (as it is and transposed). Block formats need no first read.
 QUANTISED: Final[Mapping[str, float]] = {"fp8": 6.0, "fp8-block": 4.0, "mxfp8": 4.0, "nvfp4": 5.0}
 SCORES: Final = PerElement(
@@ -202,16 +208,17 @@ def _feed_forward(layer: Layer, plan: TimePlan, program: Program, sharding: Shar
     elif isinstance(feed, MoE):
         rows = sharding.between * feed.num_experts_per_tok * plan.expert_skew
         eager = plan.implementation != "fused"
-        kernels = ROUTERS["eager" if eager else "fused"]
-        scores = 4.0 * sharding.between * feed.num_experts
-        yield Traffic("router", 4 * scores, 4 * scores, *kernels)
+        router = "eager" if eager else "fused" if plan.ep_dispatch == "fused" else "megatron"
+        ahead, back, passes = ROUTERS[router]
+        scores = 8.0 * sharding.between * feed.num_experts  # read and written, 32 bits
+        yield Traffic("router", passes * scores, passes * scores, ahead, back)
         exchange = "eager" if eager else "all-to-all"
         if plan.ep_dispatch == "fused":
             exchange = "fused" if plan.expert_program == "fused" else "fused, permuted apart"
-        yield replace(_moved("permutation", rows * feed.hidden_size, ROWS[exchange]), of_experts=True)
+        yield replace(_moved("permutation", rows * feed.expert.hidden_size, ROWS[exchange]), of_experts=True)
         per_rank = sharding.tokens * feed.num_experts_per_tok * plan.expert_skew
         if quantised_format(plan) and plan.expert_program == "separate":
-            yield replace(_moved("padding", per_rank * feed.hidden_size, PADDED), of_experts=True)
+            yield replace(_moved("padding", per_rank * feed.expert.hidden_size, PADDED), of_experts=True)
         if plan.expert_program != "fused":
             yield replace(_activation(feed.expert, per_rank, program, sharding), of_experts=True)
         if feed.shared:

@@ -50,6 +50,12 @@ class TimePlan(TrainingPlan):
         None,
         description="format in which gradients are reduced; left out: fp32 where the recipe keeps them so, else bf16",
     )
+    mtp_layers: int = Field(
+        0,
+        ge=0,
+        le=16,
+        description="layers that predict further tokens (DeepSeek-V3: 1), each with a pass of the head; train counts no bytes of them",
+    )
     ep_dispatch: Literal["all-to-all", "fused"] = Field(
         "all-to-all",
         description="experts' exchange: NCCL's with permutations of their own, or one kernel (DeepEP, HybridEP)",

@@ -16,10 +16,11 @@ from calc.step_time.communication import DataParallel, LayerCommunication, data_
 from calc.step_time.layer_times import LayerSeconds, LayerTimer, Seconds
 from calc.step_time.machine import OVERLAP_SLOWDOWN, host_seconds
 from calc.step_time.memory_bound import LOSSES, Traffic, program_of
-from calc.step_time.operations import LayerOperations, Sharding, end_parameters, head_gemms, stack_operations
+from calc.step_time.operations import Gemm, LayerOperations, Sharding, end_parameters, head_gemms, stack_operations
 from calc.step_time.optimizer import HOST_ADAM, offload_bytes, optimizer_bytes
 from calc.step_time.pipelining import layers_of_ranks, pipeline_bubble
 from calc.step_time.plan import TimePlan
+from calc.units import ceil_div
 
 # shares of the launches that the host still pays with CUDA graphs: of the experts' kernels, and of all others
 _LAUNCHED: Final[Mapping[str, tuple[float, float]]] = {"none": (1.0, 1.0), "attention": (1.0, 0.0), "full": (0.0, 0.0)}
@@ -118,6 +119,14 @@ class Step:
         return self.timer.head(gemms, loss)
 
     @cached_property
+    def joining(self) -> LayerSeconds:
+        """The product that joins a hidden state with the next token's embedding before a layer of multi-token prediction."""
+        h = self.spec.hidden_size
+        return self.timer.head(
+            (Gemm("mtp", self.sharding.tokens, ceil_div(h, self.plan.tp), 2 * h, part="head"),), None
+        )
+
+    @cached_property
     def embedding(self) -> LayerSeconds:
         """The look-up, and its gradient: zeros for the whole table, then rows added."""
         rows = 2.0 * self.sharding.between * self.spec.hidden_size
@@ -142,8 +151,11 @@ class Step:
         return tuple(found)
 
     def _rank(self, rank: int, counts: Counter[int], first: bool, last: bool) -> RankSeconds:
+        mtp = self.plan.mtp_layers if last else 0
+        if mtp:  # further tokens are predicted by layers like the last one, next to the head
+            counts = counts + Counter({self.spec.layers.pattern[-1]: mtp})
         layers = _summed([(self.kinds[kind], count) for kind, count in counts.items()])
-        ends = _summed([(self.embedding, 1)] * first + [(self.head, 1)] * last)
+        ends = _summed([(self.embedding, 1)] * first + [(self.head, 1 + mtp)] * last + [(self.joining, mtp)] * last)
         exposed: dict[str, float] = {}
         ahead = hidden = 0.0
         for kind, count in counts.items():

@@ -262,6 +262,11 @@ _WHOLE_STEP = {
 }  # fmt: skip
 
 
+def _mtp(name: str) -> int:
+    """Layers of multi-token prediction of a recipe (recipes/deepseek), unless the row says that they are off."""
+    return int(name.startswith("DeepSeekV3") and "w/o MTP" not in name)
+
+
 def _exchange(name: str, system: str, graphs: str, ep: int) -> dict[str, Any]:
     """Dispatch, its overlap and CUDA graphs of a recipe with experts."""
     plan = {"ep_dispatch": "fused", "cuda_graphs": graphs}
@@ -319,6 +324,7 @@ def _megatron(row: dict[str, Any]) -> Case:
         virtual_stages=vpp if pp > 1 else 1,
         optimizer_kernel="fused",
         reduce_format="bf16",
+        mtp_layers=_mtp(row["model"]),
         **(_exchange(name, c["gpu"], graphs, ep) if experts else {"cuda_graphs": graphs}),
         expert_kernels="fused" if graphs == "full" else None,
         recompute_modules=() if graphs == "full" and name == "GPT OSS 120B" else _AGAIN.get((name, c["gpu"]), ()),
@@ -391,6 +397,10 @@ def _torchtitan(row: dict[str, Any]) -> Case:
         apart.append("another FSDP than the one that is modelled")
     if "likely" in recompute or not recompute:
         apart.append("recomputation not stated")
+    if row["model"].startswith("DeepSeek"):
+        apart.append(
+            "attention by SDPA's memory-efficient kernel, values being narrower than keys; no source gives its rate"
+        )
     if "selective layer" in recompute:
         apart.append("recomputes every second layer, which the plan does not express")
     return Case(row, spec, TimePlan(**plan), _titan_gpu(str(c["gpu"])), "; ".join(apart))
@@ -422,7 +432,8 @@ def _simumax(row: dict[str, Any]) -> Case:
 
 
 def _moonlight(row: dict[str, Any]) -> Case:
-    """Megatron-Bridge's recompute study: experts over all eight GPUs, which lie across the tensor-parallel pairs."""
+    """Megatron-Bridge's recompute study (recipes/moonlight): experts over all eight GPUs, which lie across the tensor-parallel pairs;
+    plain all-to-all, no CUDA graphs, gradients reduced in bf16."""
     c = row["config"]
     spec = model(row["model"])
     chosen = c["recompute_modules"]
@@ -438,11 +449,12 @@ def _moonlight(row: dict[str, Any]) -> Case:
         ep_over_tp=True,
         zero=1,
         optimizer_kernel="fused",
+        reduce_format="bf16",
         recompute_modules=() if chosen == "none" else tuple(chosen.split("+")),
         tp_overlap=False,
         dropout="off",
     )
-    apart = "one micro-batch a step, where the host's work dominates; dispatcher and CUDA graphs are not stated"
+    apart = "one micro-batch a step, where the host's work dominates, of modules without a reading; routing is not balanced (its recipe)"
     return Case(row, spec, plan, gpu("h100-sxm-80gb"), apart)
 
 

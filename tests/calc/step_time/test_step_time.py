@@ -75,6 +75,38 @@ def test_an_overlapped_exchange_leaves_the_first_and_the_last_exposed_and_slows_
     assert over.whole < plain.whole
 
 
+def test_multi_token_prediction_adds_a_layer_a_head_and_the_joining_product_to_the_last_rank():
+    spec = load("deepseek-v3")
+    plan = {
+        "pp": 16,
+        "dp": 8,
+        "ep": 8,
+        "zero": 1,
+        "recipe": "megatron-bf16",
+        "implementation": "fused",
+        "global_batch": 128,
+    }
+    plan |= {"cuda_graphs": "full"}
+    plain, more = (step_time(spec, TimePlan(mtp_layers=count, **plan), gpu("h200-141gb")).step for count in (0, 1))
+    assert [rank.total for rank in more.ranks[:-1]] == [rank.total for rank in plain.ranks[:-1]]
+    layer, head, joining = plain.kinds[-1].forward.total, plain.head.forward.total, more.joining.forward.total
+    added = more.ranks[-1].layers.forward.total + more.ranks[-1].ends.forward.total
+    added -= plain.ranks[-1].layers.forward.total + plain.ranks[-1].ends.forward.total
+    assert added == pytest.approx(layer + head + joining)
+    flops = 2 * 4096 * 2 * 7168 * 7168
+    assert flops / joining < 989e12
+
+
+def test_megatrons_own_router_and_dispatcher_launch_more_than_fused_ones():
+    spec = load("qwen3-30b-a3b")
+    plan = {"dp": 8, "ep": 8, "zero": 1, "recipe": "megatron-bf16", "implementation": "fused"}
+    plain, fused = (step_time(spec, TimePlan(ep_dispatch=how, **plan), H100).step for how in ("all-to-all", "fused"))
+    more = plain.kinds[0].forward.kernels - fused.kinds[0].forward.kernels
+    assert more == 33 - 4
+    assert plain.kinds[0].forward.expert_kernels - fused.kinds[0].forward.expert_kernels == 24 - 4
+    assert plain.busiest.host > fused.busiest.host
+
+
 def test_twice_the_gpus_halve_the_micro_batches_and_nearly_the_time(llama):
     plan = {"zero": 1, "recipe": "megatron-bf16", "implementation": "fused", "global_batch": 64}
     one, two = (step_time(llama, TimePlan(dp=dp, **plan), H100).step_seconds for dp in (8, 16))
