@@ -267,6 +267,8 @@ class _Gguf(_Store):
         types = dict(self.types[at])
         if not weight.matmul or part.name == "router" or weight.shape[0].size == 1:
             return self.form.wide
+        if self.form.ftype == "MXFP4_MOE" and part.expert:
+            return GGML_SCHEMES["MXFP4"]
         return GGML_SCHEMES[fitting(types.get(weight.name, types[""]), weight.shape[-1].size)]
 
     def _end(self, part: Part, weight: Weight) -> Scheme:
