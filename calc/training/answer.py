@@ -10,7 +10,7 @@ from calc.breakdown import Breakdown, Component
 from calc.hardware import Gpu
 from calc.model.feed_forward import MoE
 from calc.model.spec import ModelSpec
-from calc.training.device_totals import DeviceTotals, device_totals
+from calc.training.device_totals import DeviceTotals, allocator_limit, device_totals
 from calc.training.model_rules import check
 from calc.training.notes import assumptions
 from calc.training.overhead import Overhead
@@ -90,8 +90,10 @@ class TrainingAnswer:
         """What a device of that stage reserves and shows."""
         experts = any(isinstance(kind.feed_forward, MoE) for kind in self.spec.layers.kinds)
         peak, scores = memory.peak[1].bytes, program_of(self.plan).workspace(self.plan, self.spec)
+        limit = allocator_limit(self.plan, self.gpu, experts=experts, scores=scores)
+        replayed = memory.replayed_within(limit)
         return device_totals(
-            self.plan, self.gpu, peak, idle=memory.idle_pools, experts=experts, scores=scores, replayed=memory.replayed
+            self.plan, self.gpu, peak, idle=memory.idle_pools, experts=experts, scores=scores, replayed=replayed
         )
 
     @property
@@ -137,7 +139,15 @@ class TrainingAnswer:
     @cached_property
     def assumptions(self) -> tuple[str, ...]:
         """What the config left open, and what the estimate assumes."""
-        return assumptions(self.plan, self.spec, self.gpu)
+        made = assumptions(self.plan, self.spec, self.gpu)
+        free, here = self.worst.replayed, self.totals.overhead.fragmentation
+        if free is None or free <= here:
+            return made
+        return (
+            *made,
+            "near the GPU's limit the allocator gives back what it caches and asks again, which takes time: it would reserve "
+            f"{free - here:,} bytes more on a larger GPU",
+        )
 
     def as_json(self) -> dict[str, Any]:
         """The answer with the keys of `python -m calc train`."""

@@ -68,10 +68,13 @@ class CachingAllocator:
 
     `expandable`: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, one segment a pool and stream that grows at its end.
     `max_split_size`: blocks above so many bytes are not split (max_split_size_mb), and serve requests above it alone.
+    `limit`: what the device has. A segment that goes beyond it is asked for again when all that is cached has been given back.
     """
 
-    def __init__(self, *, expandable: bool = False, max_split_size: int | None = None) -> None:
-        self.expandable, self.max_split_size = expandable, max_split_size
+    def __init__(
+        self, *, expandable: bool = False, max_split_size: int | None = None, limit: int | None = None
+    ) -> None:
+        self.expandable, self.max_split_size, self.limit = expandable, max_split_size, limit
         self.reserved = self.allocated = self.peak_reserved = self.peak_allocated = 0
         self._pools: dict[tuple[bool, int], _Pool] = {}
         self._number = 0
@@ -131,8 +134,21 @@ class CachingAllocator:
         return block
 
     def _reserve(self, size: int) -> None:
+        if self.limit is not None and self.reserved + size > self.limit:
+            self._give_back(size)
         self.reserved += size
         self.peak_reserved = max(self.peak_reserved, self.reserved)
+
+    def _give_back(self, size: int) -> None:
+        """What is cached, to the driver: segments of which nothing is in use (release_cached_blocks). Of expandable segments any free
+        pages go, as many as it takes."""
+        if self.expandable:
+            self.reserved = max(min(self.reserved, self.allocated), min(self.reserved, (self.limit or 0) - size))
+            return
+        for pool in self._pools.values():
+            for block in [block for block in pool.blocks.values() if block.before is None and block.after is None]:
+                pool.remove(block)
+                self.reserved -= block.size
 
     def _block(self, size: int, pool: _Pool) -> Block:
         self._number += 1

@@ -60,6 +60,14 @@ class DeviceTotals:
         }
 
 
+def allocator_limit(plan: TrainingPlan, gpu: Gpu | None, *, experts: bool, scores: int) -> int | None:
+    """Bytes of the device that the allocator may take for tensors: what context, NCCL and workspaces leave. None without a GPU."""
+    if gpu is None or gpu.memory_bytes is None:
+        return None
+    lines = overhead(plan, gpu, 0, experts=experts, scores=scores, replayed=0)
+    return gpu.memory_bytes - lines.context - lines.nccl - lines.workspace
+
+
 def device_totals(
     plan: TrainingPlan,
     gpu: Gpu | None,

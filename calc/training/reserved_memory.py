@@ -348,5 +348,9 @@ def replayed(memory: StageMemory, allocator: CachingAllocator | None = None) -> 
     """Bytes that the allocator holds of the device after the steps, workspaces of matmuls not among them."""
     allocator = allocator or CachingAllocator()
     Replay(memory, allocator).run()
-    small = memory.peak[1].bytes - allocator.peak_allocated
-    return allocator.peak_reserved + round_up(max(small, 0), SMALL_SEGMENT)
+    peak = memory.peak[1].bytes
+    small = round_up(max(peak - allocator.peak_allocated, 0), SMALL_SEGMENT)
+    found = allocator.peak_reserved + small
+    if allocator.limit is None or allocator.peak_reserved > allocator.limit:
+        return found
+    return min(found, max(allocator.limit, peak))  # small segments make what is cached go back as well

@@ -25,7 +25,9 @@ from calc.training.states.stage_tensors import groups_of, model_of
 from calc.units import ceil_div
 
 _MOST_REPLAYS: Final = 4096
-_REPLAYS: dict[tuple[ModelSpec, TrainingPlan], int] = {}  # a replay takes 10 to 100 ms: a page that moves asks again
+_REPLAYS: dict[
+    tuple[ModelSpec, TrainingPlan, int | None], int
+] = {}  # a replay takes 10 to 100 ms: a page that moves asks again
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,19 +128,28 @@ class StageMemory:
         """The phase with the highest point."""
         return max(self.moments.items(), key=lambda item: item[1].bytes)
 
-    @cached_property
+    @property
     def replayed(self) -> int | None:
+        """What the allocator reserves beyond the peak on a device that has enough; as `replayed_within` has it."""
+        return self.replayed_within(None)
+
+    def replayed_within(self, limit: int | None) -> int | None:
         """What the allocator reserves beyond the peak, by playing the step through a model of it; None where the step's allocations
-        are not known in order: Megatron's ledgers, pipelines, and steps with passes of their own."""
+        are not known in order: Megatron's ledgers, pipelines, and steps with passes of their own. `limit`: the bytes that the allocator
+        may take of the device, near which it gives back what it caches.
+        """
         if not self.plan.replays:
             return None
-        asked = self.spec, self.plan
+        asked = self.spec, self.plan, limit
         if asked not in _REPLAYS:
             if len(_REPLAYS) >= _MOST_REPLAYS:
                 _REPLAYS.clear()
-            _REPLAYS[asked] = max(
-                0, replayed(self, CachingAllocator(expandable=self.plan.expandable)) - self.peak[1].bytes
-            )
+            peak = self.peak[1].bytes
+            free = self.replayed_within(None) if limit is not None else None
+            if free is not None and limit is not None and peak + free <= limit:
+                return free
+            allocator = CachingAllocator(expandable=self.plan.expandable, limit=limit)
+            _REPLAYS[asked] = max(0, replayed(self, allocator) - peak)
         return _REPLAYS[asked]
 
     @cached_property

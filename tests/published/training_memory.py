@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from math import ceil
 from pathlib import Path
@@ -37,7 +38,11 @@ def spec_of(name: str):
 
 
 def answer_of(row: dict[str, Any]) -> TrainingAnswer:
-    return train(spec_of(row["model"]), TrainingPlan(**row["plan"]), gpu(row["gpu"]))
+    """`gpu_memory_gib`: what the driver shows where it is not the catalogue's (H100 of 96 GB in torchtitan's logs)."""
+    device = gpu(row["gpu"])
+    if "gpu_memory_gib" in row:
+        device = replace(device, memory_bytes=int(row["gpu_memory_gib"] * GiB))
+    return train(spec_of(row["model"]), TrainingPlan(**row["plan"]), device)
 
 
 def predicted(row: dict[str, Any]) -> int:

@@ -106,3 +106,28 @@ def test_blocks_fill_their_segments_and_all_join_again_once_freed(expandable):
     again = allocator.reserved
     allocator.malloc(round_up(70 * MiB, 512))
     assert allocator.reserved == again  # it is all there still
+
+
+def test_near_the_limit_what_is_cached_goes_back_before_more_is_asked_for():
+    """release_cached_blocks: whole segments without a block in use."""
+    allocator = CachingAllocator(limit=100 * MiB)
+    kept, freed = allocator.malloc(30 * MiB), allocator.malloc(40 * MiB)
+    allocator.free(freed)
+    allocator.malloc(50 * MiB)
+    assert (allocator.reserved, allocator.peak_reserved) == (80 * MiB, 80 * MiB)
+    allocator.free(kept)
+    allocator.malloc(20 * MiB)  # of the segment that is there
+    assert allocator.reserved == 80 * MiB
+    unlimited = CachingAllocator()
+    unlimited.free(unlimited.malloc(40 * MiB))
+    unlimited.malloc(50 * MiB)
+    assert unlimited.reserved == 90 * MiB
+
+
+def test_of_expandable_segments_free_pages_go_back():
+    allocator = CachingAllocator(expandable=True, limit=100 * MiB)
+    first, second = allocator.malloc(60 * MiB, 1), allocator.malloc(40 * MiB, 2)
+    allocator.free(first)
+    allocator.malloc(60 * MiB, 2)
+    assert allocator.peak_reserved == 100 * MiB
+    assert second.size == 40 * MiB

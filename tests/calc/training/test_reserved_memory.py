@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from calc.hardware import gpu
 from calc.training import TrainingPlan, train
 from calc.training.caching_allocator import CachingAllocator
 from calc.training.reserved_memory import replayed
@@ -42,6 +43,17 @@ def test_the_answer_reserves_what_the_replay_does_and_a_given_share_stands():
     assert answer.reserved_bytes == replayed(answer.worst) + answer.overhead.workspace
     given = train(model("llama-2-7b"), TrainingPlan(seq=2048, fragmentation_percent=10))
     assert given.overhead.fragmentation == given.peak_bytes // 10
+
+
+def test_near_the_gpus_limit_the_allocator_gives_back_what_it_caches_and_the_answer_says_so():
+    values = {"dp": 2, "zero": 3, "recompute": "full", "method": "qlora", "offload": "parameters", "keep_logits": True}
+    plan = TrainingPlan(seq=2048, micro_batch=12, lora_rank=64, loss_format="upcast", adapter_format="bf16", **values)
+    small, large = (train(model("llama-2-7b"), plan, gpu(name)) for name in ("rtx-4090-24gb", "a100-sxm-80gb"))
+    assert small.peak_bytes == large.peak_bytes < small.reserved_bytes < large.reserved_bytes
+    assert small.fits
+    assert large.driver_bytes > small.gpu_memory_bytes
+    assert [note for note in small.assumptions if "gives back what it caches" in note]
+    assert not [note for note in large.assumptions if "gives back what it caches" in note]
 
 
 @pytest.mark.parametrize(
