@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
-from tests.recorded.recording import MODES, settings
+from tests.recorded.recording import MODES, settings, shuffled
 
 _SLOW_IMPORTS = ("pytestmark = pytest.mark.torch", "pytestmark = [pytest.mark.torch")
 
@@ -30,13 +31,26 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Workers: the browser's tests stay together by file (they share its server), and a device is one worker's alone."""
+    left_out = _left_out(items) if settings["recorded"] == "sample" else set()
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.xdist_group("gpu"))
         elif item.get_closest_marker("browser"):
             item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
+def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Cases of `sampled` tests that this run does not draw: the same in every worker."""
+    cases: dict[tuple[str, int], dict[str, pytest.Item]] = defaultdict(dict)
+    for item in items:
+        if marker := item.get_closest_marker("sampled"):
+            cases[item.nodeid.partition("[")[0], marker.args[0]][item.nodeid] = item
+    return {found[name] for (_, drawn), found in cases.items() for name in shuffled(found)[drawn:]}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.recorded import recording
-from tests.recorded.recording import Recording, settings
+from tests.recorded.recording import Recording, settings, shuffled
 from tests.recorded.traces import TRACES
 
 
@@ -102,3 +102,13 @@ def test_a_trace_is_made_by_the_tracing_code_and_never_by_the_formulas():
     names = {path.relative_to(recording.ROOT).as_posix() for path in files}
     assert {"measure/trace/step.py", "measure/trace/recorder.py", "measure/trace/timeline.py"} < names
     assert not any(name.startswith("calc/") for name in names)
+
+
+def test_a_seed_draws_the_same_sample_everywhere_and_another_seed_another(monkeypatch):
+    names = [f"case {number}" for number in range(50)]
+    monkeypatch.setitem(settings, "seed", "a day")
+    drawn = shuffled(names)
+    assert sorted(drawn) == sorted(names)
+    assert shuffled(reversed(names)) == drawn
+    monkeypatch.setitem(settings, "seed", "the next")
+    assert shuffled(names)[:5] != drawn[:5]

@@ -11,7 +11,8 @@ from calc.errors import InputError
 from calc.lora import lora_parameters
 from calc.model.config import from_config
 from calc.training import TrainingPlan, train
-from tests.calc.model.reference_class import TWINS, build
+from tests.calc.model.meta_model import build
+from tests.calc.model.reference_class import TWINS
 from tests.calc.model.test_multimodal import CASES
 from tests.calc.model.test_state_against_transformers import EXPERTS, FAMILIES, LATENT, SIZES
 

@@ -97,6 +97,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("shape", "plan"),
     [
@@ -117,6 +118,7 @@ def test_the_formula_is_the_traced_program_to_the_byte(shape, plan):
     assert told.gradients_bytes + loss == seen.after_backward - seen.before
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "recompute"),
     [("qwen3-moe", "none"), ("qwen3-moe", "selective"), ("deepseek-v2", "selective"), ("deepseek-v3", "full")],

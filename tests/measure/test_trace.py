@@ -85,6 +85,7 @@ def test_the_peak_is_that_of_pytorchs_own_tracker():
     assert kept["Total"] == states + result.activations_bytes + counters
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("config", "options"),
     [
@@ -106,6 +107,7 @@ def test_layers_laid_together_are_the_model_run_whole(config, options):
 
 
 # what torch's documentation says each optimizer keeps for a parameter, in copies of it (besides scalars)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("optimizer", "copies"),
     [

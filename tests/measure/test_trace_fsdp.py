@@ -31,6 +31,7 @@ def sharded(config, **options):
     return trace_step(config, TraceOptions(**{"seq": 64, "dp": 8, "zero": 3, "recipe": "fsdp-bf16", **options}))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("reshard", [True, False])
 def test_the_sharded_peak_is_that_of_pytorchs_own_tracker(reshard):
     """torch.distributed's FSDPMemTracker, run over the same step, sees the same bytes to the last one."""
@@ -66,6 +67,7 @@ def test_the_sharded_peak_is_that_of_pytorchs_own_tracker(reshard):
     assert peak["Total"] == result.peak_bytes + counters
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("config", "options"),
     [

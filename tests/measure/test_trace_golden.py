@@ -20,6 +20,7 @@ def per_layer(result, name, seq=4096):
     return result.per_layer_bytes(1) / (seq * load_config(name)["hidden_size"])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "multiple"),
     [("llama-2-7b", 45.5), ("meta-llama-3-8b", 49.0), ("meta-llama-3-70b", 48.5), ("qwen2-7b", 62.9)],
@@ -35,6 +36,7 @@ def test_a_dense_layer_keeps_exactly_its_ledger(name, multiple):
 
 
 # catalogue name, options, s·b·h a layer as the literature's ledgers give it, digits
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
     [

@@ -46,6 +46,7 @@ def both(name, layers, changes, options):
     return told, trace_step(config, TraceOptions(**asked)), spec
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "layers", "changes", "options"), CASES, ids=[f"{c[0]}-{c[3]}" for c in CASES])
 def test_every_path_of_the_prediction_is_traced_and_the_other_way_round(name, layers, changes, options):
     told, seen, spec = both(name, layers, changes, options)

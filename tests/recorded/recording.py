@@ -17,7 +17,7 @@ import fcntl
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ class Recording:
     @cached_property
     def sampled(self) -> set[str]:
         """Keys that a sample runs again: the same in every process of a run."""
-        order = sorted(self.entries, key=lambda key: _digest(settings["seed"] + key))
+        order = shuffled(self.entries)
         one_of_each = {self.entries[key]["program"]: key for key in reversed(order)}
         return {*order[: self.again], *one_of_each.values()}
 
@@ -83,6 +83,11 @@ class Recording:
             part = self.path.with_suffix(".part")
             part.write_text(text)
             part.replace(self.path)
+
+
+def shuffled(keys: Iterable[str]) -> list[str]:
+    """The keys in the order of this run's seed: the first ones are its sample."""
+    return sorted(keys, key=lambda key: _digest(settings["seed"] + key))
 
 
 def fingerprint(code: tuple[str, ...], packages: tuple[str, ...], inputs: object) -> str:

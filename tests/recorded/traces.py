@@ -11,7 +11,7 @@ from typing import Any
 from measure.trace import TraceOptions, trace_step
 from tests.recorded.recording import Recording
 
-TRACES = Recording("traces", ("measure.trace.run",), ("torch", "transformers"), again=12)
+TRACES = Recording("traces", ("measure.trace.run",), ("torch", "transformers"), again=6)
 _PACKAGES = {"full": (), "lora": ("peft",), "dora": ("peft",), "qlora": ("peft", "bitsandbytes")}
 _DEFAULTS = TraceOptions()
 

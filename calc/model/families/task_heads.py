@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
+from calc.errors import InputError
 from calc.model.families.common import hidden
 from calc.model.fields import Fields
 from calc.model.spec import ModelSpec
@@ -131,6 +132,15 @@ def process_reward(spec: ModelSpec, fields: Fields, base: str) -> ModelSpec:
     return trunk(spec, Part("score", (*_dense(fields, "score.0"), *_linear("score.2", fields, 2, bias=True))))
 
 
+def text_model(spec: ModelSpec, fields: Fields, base: str) -> ModelSpec:
+    """...TextModel: the trunk, of a model that has no other part."""
+    if spec.towers:
+        raise InputError.of(
+            "architectures", f"{base}textmodel", "the class of the whole model is counted, not its text alone"
+        )
+    return model(spec, fields, base)
+
+
 # the ending of a class's name -> what stands on the trunk
 HEADS: Final[Mapping[str, Change]] = {
     "ForSequenceClassification": sequence,
@@ -141,7 +151,7 @@ HEADS: Final[Mapping[str, Change]] = {
     "ForProcessRewardModel": process_reward,
     "ForRewardModel": reward,
     "BidirectionalModel": model,
-    "TextModel": model,
+    "TextModel": text_model,
     "EmbeddingModel": model,
     "Model": model,
 }

@@ -1,13 +1,8 @@
-"""The independent check of a count: the class that a config names, built by the installed transformers on the meta device."""
+"""Which class of the installed transformers has the tensors of a config that names a class it lacks."""
 
 from __future__ import annotations
 
-import copy
-import re
-from collections.abc import Iterator
 from typing import Any
-
-VISION = re.compile(r"vision_|visual\.|multi_modal_projector|embed_vision|image_newline|connector\.|mm_projector")
 
 # What transformers lacks, or reads under other names, has a class with the same tensors: (class, fields that make it so)
 _CHATGLM = {
@@ -37,30 +32,3 @@ TWINS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen-7b": ("Qwen2ForCausalLM", {"intermediate_size": 11008}),
     "phi-2": ("PhiForCausalLM", {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 32}),
 }
-
-
-def build(class_name: str, config: dict[str, Any]) -> Any:
-    """The model of that class on the meta device: shapes without memory."""
-    import torch
-    import transformers
-
-    model_class = getattr(transformers, class_name)
-    with torch.device("meta"):
-        return model_class(model_class.config_class.from_dict(copy.deepcopy(config)))
-
-
-def unique(model: Any) -> Iterator[tuple[str, Any]]:
-    """Each parameter once, with its name; tied ones count once."""
-    seen: set[int] = set()
-    for name, parameter in model.named_parameters():
-        if id(parameter) not in seen:
-            seen.add(id(parameter))
-            yield name, parameter
-
-
-def count(model: Any) -> int:
-    return sum(parameter.numel() for _, parameter in unique(model))
-
-
-def vision_count(model: Any) -> int:
-    return sum(parameter.numel() for name, parameter in unique(model) if VISION.search(name))

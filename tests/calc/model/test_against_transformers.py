@@ -9,37 +9,28 @@ import pytest
 from calc.catalogue import catalogue, load, load_config
 from calc.model.spec import ModelSpec
 from calc.parameters import parameters
-from tests.calc.model.reference_class import TWINS, build, count, vision_count
+from tests.calc.model.meta_model import build, count
+from tests.calc.model.reference_class import TWINS
+from tests.recorded.class_counts import catalogue_count
 
-# FutureWarning: transformers renames fields that published configs still use
-pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # transformers renames fields of published configs
 
 # classes that no transformers class mirrors whole: their own tests below
 OWN = {"mimo-7b-base", "llama-3_3-nemotron-super-49b-v1", "gemma-3n-e2b-it", "gemma-3n-e4b-it"}
 
 
-def _model(name: str) -> Any:
-    config = load_config(name)
-    class_name, fields = TWINS.get(name, (config["architectures"][0], {}))
-    return build(class_name, config | fields)
-
-
+@pytest.mark.recorded
 @pytest.mark.parametrize("name", [name for name in catalogue() if name not in OWN])
 def test_the_count_equals_the_class_on_the_meta_device(name):
-    model, spec = _model(name), load(name)
-    assert parameters(spec).total == count(model)
+    config = load_config(name)
+    class_name, fields = TWINS.get(name, (config["architectures"][0], {}))
+    counted, spec = catalogue_count(name, class_name, config | fields), load(name)
+    assert parameters(spec).total == counted["total"]
     vision = sum(_tower(spec, tower.name) for tower in spec.towers if tower.name == "vision")
-    assert vision == vision_count(model)
+    assert vision == counted["vision"]
     if name != "clip-vit-large-patch14":  # CLIP names no one embedding as its input
-        _embedding_and_head(spec, model)
-
-
-def _embedding_and_head(spec: ModelSpec, model: Any) -> None:
-    table = model.get_input_embeddings().weight
-    assert spec.embeddings[0].parameters == table.numel()
-    head = model.get_output_embeddings()
-    own = [] if head is None else [p for p in head.parameters() if p is not table]
-    assert sum(weight.parameters for weight in spec.head) == sum(p.numel() for p in own)
+        assert spec.embeddings[0].parameters == counted["embedding"]
+        assert sum(weight.parameters for weight in spec.head) == counted["head"]
 
 
 def _tower(spec: ModelSpec, name: str) -> int:
@@ -47,6 +38,7 @@ def _tower(spec: ModelSpec, name: str) -> int:
     return int(node.total)
 
 
+@pytest.mark.torch
 def test_mimo_is_qwen2_with_a_layer_that_predicts_the_next_token():
     config = load_config("mimo-7b-base")
     main = count(build("Qwen2ForCausalLM", config))
@@ -58,6 +50,7 @@ def test_mimo_is_qwen2_with_a_layer_that_predicts_the_next_token():
     assert parameters(load("mimo-7b-base")).total == main + layer + 3 * h + 2 * h * h
 
 
+@pytest.mark.torch
 def test_nemotron_nas_is_llama_layer_by_layer():
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer

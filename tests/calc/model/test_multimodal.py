@@ -9,52 +9,11 @@ import pytest
 from calc.catalogue import catalogue, load, load_config
 from calc.errors import InputError
 from calc.model.config import from_config
-from calc.model.families import FAMILIES
 from calc.parameters import parameters
 from calc.training import TrainingPlan, train
-from tests.calc.model.reference_class import build, count
+from tests.calc.model.meta_model import build, count
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
-
-# encoders that stand alone
-ALONE = ("CLIPModel", "CLIPTextModel", "CLIPVisionModel", "SiglipModel", "SiglipVisionModel", "PixtralVisionModel")
-ALONE += ("ViTModel", "ViTForImageClassification")
-
-
-def _classes() -> list[str]:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as names
-
-    return sorted({*names.values(), *ALONE})
-
-
-def test_the_default_config_of_every_class_that_sees_is_exact_or_refused(capsys):
-    import transformers
-
-    exact, refused, wrong, broken = [], [], [], []
-    for name in _classes():
-        if name not in FAMILIES:
-            refused.append(name)
-            continue
-        try:
-            config = getattr(transformers, name).config_class().to_dict() | {"architectures": [name]}
-            model = build(name, config)
-        except Exception:  # whatever its own code raises: nothing to compare with
-            broken.append(name)
-            continue
-        try:
-            ours = parameters(from_config(config)).total
-        except InputError:
-            refused.append(name)
-            continue
-        (exact if ours == count(model) else wrong).append(name)
-    with capsys.disabled():
-        print(
-            f"\nimage-text classes of transformers: {len(exact)} exact, {len(refused)} refused, {len(wrong)} wrong, "
-            f"{len(broken)} that transformers itself cannot build here"
-        )
-    assert wrong == []
-    assert len(exact) >= 24
-
 
 CLIP = {
     "model_type": "clip_vision_model",

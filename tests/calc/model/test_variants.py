@@ -11,7 +11,7 @@ from calc.model.config import from_config
 from calc.parameters import parameters
 from calc.serving import ServingPlan, serve
 from calc.training import TrainingPlan, train
-from tests.calc.model.reference_class import build, count
+from tests.calc.model.meta_model import build, count
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
