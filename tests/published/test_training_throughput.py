@@ -7,7 +7,18 @@ from statistics import median
 import pytest
 
 from calc.step_time.record import RECORD
-from tests.published.training_throughput import best_and_used, case_of, cases, counted, pairs, percentile
+from tests.published.training_throughput import (
+    NAMES,
+    OTHERS,
+    _card,
+    best_and_used,
+    case_of,
+    cases,
+    counted,
+    model,
+    pairs,
+    percentile,
+)
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +83,36 @@ def test_every_row_is_predicted_or_says_why_not(found):
 def test_a_row_of_an_unknown_program_is_left_out_with_its_reason():
     row = {"id": "x", "source": "a talk", "model": "Llama-3-8B", "config": {}, "measured": {}, "confidence": "high"}
     assert "program" in case_of(row).skipped
+
+
+def test_every_name_of_a_model_is_read_and_any_row_is_predicted_or_left_out():
+    for name in (*NAMES, *OTHERS):
+        assert model(name).num_hidden_layers > 1
+    config = {"gpu": "A100-80G", "n_gpus": 8, "seq_len": 2048, "micro_batch": 4, "zero": 3}
+    row = {
+        "id": "x",
+        "source": "deepspeedai/DeepSpeed",
+        "model": "Llama-2-7b-hf",
+        "config": config,
+        "measured": {},
+        "confidence": "high",
+    }
+    assert case_of(row).answer().tokens_per_s_per_gpu > 0
+    assert case_of(row).apart
+    for change in (
+        {"model": "Unheard-of-7B"},
+        {"config": {}},
+        {"config": config | {"gpu": "a card"}},
+        {"config": config | {"tp": 3}},
+    ):
+        assert case_of(row | change).skipped
+    assert "KeyError" in case_of(row | {"source": "mosaicml/llm-foundry [H100]", "model": "MPT-9b"}).skipped
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [("A100-80G", "a100-sxm-80gb"), ("A100 40GB", "a100-sxm-40gb"), ("H100 PCIe", "h100-pcie-80gb"), ("NVIDIA GB200", "gb200-186gb"),
+     ("RTX 4090", "rtx-4090-24gb"), ("4x A100-SXM4-80GB", "a100-sxm-80gb"), ("H100", "h100-sxm-80gb"), ("DGX-B300", "b300-288gb")],
+)  # fmt: skip
+def test_a_gpu_is_known_by_a_sources_words(words, name):
+    assert _card(words).name == name

@@ -17,8 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from calc.catalogue import load_config
-from calc.hardware import Gpu, custom_gpu, gpu
+from calc.catalogue import catalogue, load_config
+from calc.hardware import Gpu, custom_gpu, gpu, gpus
 from calc.model.config import from_config
 from calc.model.feed_forward import MoE
 from calc.model.spec import ModelSpec
@@ -39,23 +39,14 @@ NAMES = {
     "Llama-3-8B": "meta-llama-3-8b", "Llama-3.1-8B": "meta-llama-3.1-8b", "Llama-3.1-70B": "meta-llama-3.1-70b",
     "Llama-3-405B": "meta-llama-3.1-405b", "Llama-3.1-405B": "meta-llama-3.1-405b", "LLAMA3.1_405B": "meta-llama-3.1-405b",
     "LLAMA3_8B": "meta-llama-3-8b", "LLAMA3_70B": "meta-llama-3-70b", "Llama-3-70B": "meta-llama-3-70b",
-    "Llama-2-7B": "llama-2-7b-hf", "Qwen3-32B": "qwen3-32b", "Qwen3_30B_a3B": "qwen3-30b-a3b", "Qwen3_235B_a22B": "qwen3-235b-a22b",
-    "DeepSeekV3": "deepseek-v3", "DeepSeek-V3": "deepseek-v3", "GPT OSS 120B": "gpt-oss-120b", "Kimi_K2": "kimi-k2-instruct",
+    "Llama-2-7B": "llama-2-7b", "Llama-2-13B": "llama-2-13b", "Llama-2-70B": "llama-2-70b", "Qwen3-32B": "qwen3-32b",
+    "Qwen3_30B_a3B": "qwen3-30b-a3b", "Qwen3_235B_a22B": "qwen3-235b-a22b", "DeepSeekV3": "deepseek-v3",
+    "DeepSeek-V3": "deepseek-v3", "GPT OSS 120B": "gpt-oss-120b", "Kimi_K2": "kimi-k2-instruct",
     "DeepSeekV4 Flash": "deepseek-v4-flash-fp8", "Nemotron_3_Ultra": "nvidia-nemotron-3-ultra-550b-a55b-bf16",
     "SmolLM-1.7B": "smollm2-1.7b", "Qwen3-30B-A3B": "qwen3-30b-a3b", "Qwen3_Next_80B_a3B": "qwen3-next-80b-a3b-thinking",
 }  # fmt: skip
 # what the catalogue lacks, as its own repository's config has it
 OTHERS: dict[str, dict[str, Any]] = {
-    "Llama-2-13B": {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 5120, "intermediate_size": 13824,
-        "num_attention_heads": 40, "num_hidden_layers": 40, "num_key_value_heads": 40, "vocab_size": 32000,
-        "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
-    },
-    "Llama-2-70B": {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672,
-        "num_attention_heads": 64, "num_hidden_layers": 80, "num_key_value_heads": 8, "vocab_size": 32000,
-        "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
-    },
     "DeepSeek-V2": {
         "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "hidden_size": 5120, "intermediate_size": 12288,
         "moe_intermediate_size": 1536, "num_attention_heads": 128, "num_key_value_heads": 128, "num_hidden_layers": 60,
@@ -164,21 +155,86 @@ def model(name: str, layers: int = 0, seq: int = 0) -> ModelSpec:
 
 
 def case_of(row: dict[str, Any]) -> Case:
-    """The row's model, plan and GPU, by its source."""
-    source = row["source"]
+    """The row's model, plan and GPU, by its source; a row that cannot be read is left out with the reason."""
     if row["model"] is None:
         return Case(row, skipped="no training step: a product, a collective or a closed form")
-    if "llm-foundry" in source:
-        return _llm_foundry(row)
-    if "performance-summary" in source or "Megatron-LM@" in source:
-        return _megatron(row)
-    if "torchtitan" in source:
-        return _torchtitan(row)
-    if "SimuMax" in source:
-        return _simumax(row)
-    if "perf-activation-recompute" in source:
-        return _moonlight(row)
-    return Case(row, skipped="the program is not one that is modelled")
+    reader = next((read for words, read in _READERS if any(word in row["source"] for word in words)), _other)
+    try:
+        return reader(row)
+    except (KeyError, ValueError, TypeError) as error:
+        return Case(row, skipped=f"not read: {type(error).__name__}: {str(error).splitlines()[0][:120]}")
+
+
+def _catalogued(name: str) -> ModelSpec | None:
+    """A model by any of the names that sources use for it."""
+    name = re.sub(r" \(.*\)$", "", name)
+    if name in NAMES or name in OTHERS:
+        return model(name)
+    plain = name.lower().rsplit("/", 1)[-1].replace("_", "-").replace(" ", "-").removesuffix("-hf")
+    known = catalogue()
+    for start in ("", "meta-"):
+        for end in ("", "-v0.1", "-instruct"):
+            if start + plain + end in known:
+                return from_config(dict(load_config(start + plain + end)), name)
+    return None
+
+
+def _card(text: str) -> Gpu:
+    """The GPU that a source's words name, the largest part of its name first; ValueError where they name none."""
+    words = re.split(r"[^a-z0-9]+", text.lower())
+
+    def named(part: str) -> bool:
+        return any(word.startswith(part.removesuffix("gb")) for word in words)
+
+    found = [
+        (sum(map(named, (*form, memory))), -place, name)
+        for place, name in enumerate(gpus())
+        for kind, *form, memory in (name.split("-"),)
+        if named(kind) and (kind != "rtx" or all(map(named, form)))
+    ]
+    if not found:
+        raise ValueError(f"no GPU is known by {text!r}")
+    return gpu(max(found)[2])
+
+
+# programs by the words of a source, and which of the plan's programs runs them
+_PROGRAMS = (
+    ("DeepSpeed", "deepspeed"), ("litgpt", "litgpt"), ("Liger", "liger"), ("NeMo", "fused"), ("Megatron", "fused"), ("axolotl", "hf"),
+    ("LLaMA-Factory", "hf"), ("accelerate", "hf"), ("trl", "hf"), ("transformers", "hf"), ("torchtune", "torchtitan"),
+)  # fmt: skip
+
+
+def _other(row: dict[str, Any]) -> Case:
+    """Any other program by the words of its source: what the row leaves open takes the plan's default, so it does not count."""
+    c = row["config"]
+    program = next((name for word, name in _PROGRAMS if word.lower() in row["source"].lower()), None)
+    if program is None:
+        return Case(row, skipped="the program is not one that is modelled")
+    spec = _catalogued(row["model"])
+    if spec is None:
+        return Case(row, skipped=f"{row['model']} is not in the catalogue")
+    tp, pp, cp, ep = (_number(c.get(key)) for key in ("tp", "pp", "cp", "ep"))
+    dp = int(c["n_gpus"]) // (tp * pp * cp)
+    precision = str(c.get("precision", "")).lower()
+    recompute = str(c.get("recompute", "none")).lower()
+    recipe = {"fused": "megatron-bf16", "torchtitan": "fsdp-bf16", "deepspeed": "mixed-16"}.get(program, "pure-bf16")
+    plan = TimePlan(
+        implementation=program,
+        recipe=recipe,
+        matmul="fp8" if "fp8" in precision else None,
+        seq=int(c["seq_len"]),
+        micro_batch=_number(c.get("micro_batch")),
+        global_batch=_number(c.get("global_batch"), 0) or None,
+        dp=dp,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        zero=_number(c.get("zero"), {"fused": 1, "torchtitan": 3}.get(program, 0)) if dp * cp > 1 else 0,
+        recompute="full" if recompute.startswith(("full", "true")) else "none",
+        dropout="off",
+    )
+    return Case(row, spec, plan, _card(str(c["gpu"])), "a program whose settings the source states in part")
 
 
 _COMPOSER_GPUS = {"h100_80gb": "h100-sxm-80gb", "a100_80gb": "a100-sxm-80gb", "a100_40gb": "a100-sxm-40gb"}
@@ -349,7 +405,9 @@ def _torchtitan(row: dict[str, Any]) -> Case:
     """torchtitan: FSDP2 with fp32 shards, gathered in bf16 and reduced in fp32, fused AdamW, SDPA's FlashAttention-2; eager unless the row
     says compile."""
     c = row["config"]
-    if row["model"] not in NAMES and row["model"] not in OTHERS:
+    name = row["model"] if row["model"] in OTHERS else re.sub(r" \(.*\)$", "", row["model"])
+    spec = model(name) if name in OTHERS else _catalogued(name)
+    if spec is None:
         return Case(row, skipped=f"{row['model']} is not in the catalogue")
     extra = f"{c.get('extra', '')} {c.get('precision', '')} {c.get('fp8', '')}"
     compiled = "compile" in extra or str(c.get("compile")).lower() == "true"
@@ -360,7 +418,6 @@ def _torchtitan(row: dict[str, Any]) -> Case:
     micro = c.get("micro_batch") or 1
     recompute = str(c.get("recompute", ""))
     local = c.get("local_batch")
-    spec = model(row["model"])
     plan = {
         "implementation": "torchtitan",
         "recipe": "fsdp-bf16",
@@ -456,6 +513,15 @@ def _moonlight(row: dict[str, Any]) -> Case:
     )
     apart = "one micro-batch a step, where the host's work dominates, of modules without a reading; routing is not balanced (its recipe)"
     return Case(row, spec, plan, gpu("h100-sxm-80gb"), apart)
+
+
+_READERS = (
+    (("llm-foundry",), _llm_foundry),
+    (("performance-summary", "Megatron-LM@"), _megatron),
+    (("torchtitan",), _torchtitan),
+    (("SimuMax",), _simumax),
+    (("perf-activation-recompute",), _moonlight),
+)
 
 
 def cases(path: Path = FILE) -> list[Case]:
