@@ -15,7 +15,7 @@ from calc.serving.capacity import Capacity
 from calc.serving.engines import ENGINES
 from calc.serving.formats import weight_format
 from calc.serving.llama_cpp import HostMemory, host_memory
-from calc.serving.notes import notes_of
+from calc.serving.notes import declared_cache, notes_of
 from calc.serving.plan import ServingPlan, check_layout
 from calc.serving.speed.estimate import speed
 from calc.serving.speed.roofline import Speed
@@ -168,7 +168,7 @@ def serve(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None = None) -> Serving
     plan, stored, cache, placement = memory.plan, memory.stored, memory.cache, memory.placement
     stages, capacity = memory.stages, memory.capacity
     host = host_memory(spec, plan, stored, cache, placement)
-    most = max(stages, key=lambda load: load.total(plan.concurrency))
+    most = max(stages, key=lambda load: load.total(plan.streams))
     block = capacity.block_size or plan.block_size
     cached = plan.context if spec.generates else 0
     blocks = ceil_div(cached, block)
@@ -184,7 +184,7 @@ def serve(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None = None) -> Serving
         kv_bytes_per_token=cache.token_bytes(most.counts),
         kv_fixed_bytes=cache.fixed_bytes(most.counts),
         kv_bytes_per_sequence=most.sequence,
-        kv_bytes=plan.concurrency * most.sequence,
+        kv_bytes=plan.streams * most.sequence,
         activation_bytes=most.activation_bytes,
         reserved=most.reserved,
         host=host,
@@ -199,12 +199,13 @@ def serve(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None = None) -> Serving
 
 
 def _settled(spec: ModelSpec, plan: ServingPlan) -> ServingPlan:
-    """The plan with the formats that "auto" stands for: what the checkpoint declares, bf16 where it declares none."""
+    """The plan with the formats that "auto" stands for: what the checkpoint declares, bf16 where it declares none; llama.cpp's cache
+    is in f16 whatever the checkpoint was (common.h, cache_type_k)."""
     found: dict[str, str] = {}
     if plan.weights == "auto":
         found["weights"] = weight_format(spec, "auto").name
     if plan.kv_dtype == "auto":
-        found["kv_dtype"] = (spec.quantization.kv_dtype if spec.quantization else "") or "bf16"
+        found["kv_dtype"] = "fp16" if plan.engine == "llama.cpp" else declared_cache(spec) or "bf16"
     return plan.model_copy(update=found)
 
 
@@ -220,7 +221,7 @@ def _tree(spec: ModelSpec, plan: ServingPlan, weights: tuple[Component, ...], ca
         kinds = (Component("layers", children=kinds[0].children, count=kinds[0].count),)
     parts = (
         Component("weights", children=weights),
-        Component("state", children=unique_names(kinds), count=plan.concurrency),
+        Component("state", children=unique_names(kinds), count=plan.streams),
         Component("activations", children=load.activations),
     )
     return Component("serving", children=tuple(part for part in parts if part.children))

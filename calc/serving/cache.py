@@ -200,14 +200,19 @@ class Cache:
         """Whether tokens are kept in llama.cpp's cells: rounded up to 256, with space for a batch next to each window."""
         return self.plan.engine == "llama.cpp"
 
+    @property
+    def sharers(self) -> int:
+        """Sequences that share one cache (llama.cpp's unified one), each with its own states and windows."""
+        return self.plan.concurrency // self.plan.streams
+
     def tokens(self, kept: Kept, tokens: int) -> int:
-        """How many of a sequence's tokens it has room for (1 for a fixed state)."""
+        """How many of a sequence's tokens it has room for (a fixed state: one for each sequence that shares the cache)."""
         if kept.fixed:
-            return 1
+            return self.sharers
         if kept.of_prompt:
             return self.plan.prompt_tokens
         if self.cells:
-            room = min(tokens, kept.most + self.plan.ubatch) if kept.most else tokens // kept.every
+            room = min(tokens, kept.most * self.sharers + self.plan.ubatch) if kept.most else tokens // kept.every
             return round_up(room, CELLS)
         return min(tokens, kept.most) if kept.most else tokens // kept.every
 
@@ -290,9 +295,13 @@ class Cache:
                 numbers["m"], tokens = kept.every, r"\lfloor \frac{<s>}{<m>} \rfloor"
             if self.cells:
                 if kept.most:
-                    numbers["n_u"], tokens = self.plan.ubatch, rf"\min(<s>, <{kept.letter}> + <n_u>)"
+                    of_all = f"<{kept.letter}>" if self.sharers == 1 else rf"<B> \cdot <{kept.letter}>"
+                    numbers |= {"n_u": self.plan.ubatch} | ({} if self.sharers == 1 else {"B": self.sharers})
+                    tokens = rf"\min(<s>, {of_all} + <n_u>)"
                 tokens = rf"256 \cdot \lceil \frac{{{tokens}}}{{256}} \rceil"
             latex = rf"{tokens} \cdot {latex}"
+        elif self.sharers > 1:
+            numbers["B"], latex = self.sharers, rf"<B> \cdot {latex}"
         if bits.value.denominator == 1 and bits.value % 8 == 0:
             latex = rf"{latex} \cdot {bits.value // 8}"
         else:
@@ -310,4 +319,20 @@ def cache_of(spec: ModelSpec, plan: ServingPlan) -> Cache:
     sparse = any(isinstance(kind.mixer, LatentAttention) and kind.mixer.indexer for kind in spec.layers.kinds)
     packed = sparse and plan.engine == "vllm" and plan.kv_dtype == "fp8"
     kinds = kept_tensors(spec, plan.tp, plan.keep_window, plan.keep_sinks, packed, plan.engine == "llama.cpp")
+    if plan.engine == "llama.cpp" and (plan.cache_type_k or plan.cache_type_v):
+        kinds = tuple(tuple(_typed(kept, plan) for kept in kind) for kind in kinds)
     return Cache(kinds, KV_FORMATS[plan.kv_dtype], plan)
+
+
+_OF_KEYS = (
+    "keys",
+    "latent",
+    "rotary_key",
+    "cross_keys",
+)  # llama.cpp's values of latent attention are a view of its keys
+
+
+def _typed(kept: Kept, plan: ServingPlan) -> Kept:
+    """A tensor in the format of keys or of values, where the plan tells them apart."""
+    own = plan.cache_type_k if kept.name in _OF_KEYS else plan.cache_type_v if "values" in kept.name else None
+    return replace(kept, bits=KV_FORMATS[own]) if own and not kept.fixed else kept

@@ -92,10 +92,10 @@ def logical(
     tightest: dict[tuple[int, ...], int] = {}  # stages with the same layers differ in their budget alone
     for load, budget in rooms:
         tightest[load.counts] = min(tightest.get(load.counts, budget), budget)
-    held = [cache.tokens_held(counts, max(0, budget), plan.concurrency) for counts, budget in tightest.items()]
+    held = [cache.tokens_held(counts, max(0, budget), plan.streams) for counts, budget in tightest.items()]
     tokens = min((count for count in held if count is not None), default=None)
     concurrency = min((max(0, budget) / load.sequence for load, budget in rooms if load.sequence), default=None)
-    left = min(budget - plan.concurrency * load.sequence for load, budget in rooms)
+    left = min(budget - plan.streams * load.sequence for load, budget in rooms)
     return Capacity(
         max(0, min(budget for _, budget in rooms)),
         None if tokens is None else tokens // plan.block_size,

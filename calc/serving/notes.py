@@ -36,6 +36,11 @@ def notes_of(
     )
 
 
+def declared_cache(spec: ModelSpec) -> str:
+    """The format that the checkpoint declares for its cache; "" for none."""
+    return (spec.quantization.kv_dtype if spec.quantization else "") or ""
+
+
 def _tied_head(spec: ModelSpec, stored: StoredWeights) -> list[str]:
     """That published GPTQ and AWQ checkpoints of a tied model store the head again, and the bytes of it."""
     own = stored.format.quantization
@@ -83,6 +88,16 @@ def _engine(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None) -> list[str]:
             "vLLM has this class from 0.6 to 0.10 alone, and profiles its encoder on a picture of all tiles for each of max_seqs "
             "sequences: lower --max-seqs to leave room. A log of 128 sequences of the base model, whose tiles have 448 pixels a side where "
             "the instruct model's have 560, says 36.63 GiB (vllm#12126)"
+        )
+    if plan.engine == "llama.cpp" and (declared := declared_cache(spec)) and plan.kv_dtype == "fp16":
+        notes.append(
+            f"the checkpoint declares its cache in {declared}, which llama.cpp does not have: its f16 is counted"
+        )
+    if plan.engine == "llama.cpp" and (plan.cache_type_k or plan.cache_type_v):
+        notes.append("the times read keys and values in the cache's one format (kv_dtype)")
+    if plan.n_cpu_moe:
+        notes.append(
+            f"the experts of the first {plan.n_cpu_moe} layers compute on the host, and the times here do not show it"
         )
     if plan.engine == "vllm" and plan.images != 0 and any(tower.name == "audio" for tower in spec.towers):
         notes.append(

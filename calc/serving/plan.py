@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -92,6 +93,11 @@ _ENGINE_FIELDS = {
     "ubatch": ("llama.cpp",),
     "gpu_layers": ("llama.cpp",),
     "flash_attention": ("llama.cpp",),
+    "cache_type_k": ("llama.cpp",),
+    "cache_type_v": ("llama.cpp",),
+    "kv_unified": ("llama.cpp",),
+    "tensor_split": ("llama.cpp",),
+    "n_cpu_moe": ("llama.cpp",),
 }
 
 
@@ -188,6 +194,25 @@ class ServingPlan(SpeedOptions):
         None,
         description="llama.cpp: layers on the GPU, the output is one of them (-ngl); auto: as many as fit; left out: all",
     )
+    cache_type_k: KVName | None = Field(None, description="llama.cpp: format of the keys (-ctk); left out: as kv_dtype")
+    cache_type_v: KVName | None = Field(
+        None, description="llama.cpp: format of the values (-ctv); left out: as kv_dtype"
+    )
+    kv_unified: bool = Field(
+        False, description="llama.cpp: all sequences share one cache of `context` tokens (-kvu); off: each has its own"
+    )
+    tensor_split: str | None = Field(
+        None,
+        max_length=200,
+        pattern=r"^\d{1,6}(\.\d{1,6})?(,\d{1,6}(\.\d{1,6})?)*$",
+        description="llama.cpp: shares of the layers for each of pp GPUs, as 3,1 (-ts); left out: even",
+    )
+    n_cpu_moe: int | None = Field(
+        None,
+        ge=1,
+        le=10_000,
+        description="llama.cpp: layers, from the first on, whose experts stay on the host (-ncmoe)",
+    )
     flash_attention: bool = Field(True, description="llama.cpp: compute attention without keeping its scores (-fa)")
     keep_window: int = Field(
         0, ge=0, le=MOST_TOKENS, description="StreamingLLM: keep only the last so many tokens; 0: keep all"
@@ -214,7 +239,21 @@ class ServingPlan(SpeedOptions):
             raise ValueError(
                 f"keep_sinks ({self.keep_sinks}) needs a keep_window above 0; keep_window is {self.keep_window}"
             )
+        if self.tensor_split and (len(self.splits) != self.pp or not sum(self.splits)):
+            raise ValueError(
+                f"tensor_split ({self.tensor_split}) must have a share for each of pp ({self.pp}) GPUs, one above 0"
+            )
         return self
+
+    @property
+    def splits(self) -> tuple[Fraction, ...]:
+        """The share of each GPU in the layers."""
+        return tuple(map(Fraction, self.tensor_split.split(","))) if self.tensor_split else (Fraction(1),) * self.pp
+
+    @property
+    def streams(self) -> int:
+        """How many caches of `context` tokens there are: one for each sequence, or one for all."""
+        return 1 if self.kv_unified and self.engine == "llama.cpp" else self.concurrency
 
     @property
     def idle(self) -> dict[str, str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from calc.catalogue import load
+from calc.catalogue import load, load_config
 from calc.errors import InputError
 from calc.hardware import gpu
+from calc.model.config import from_config
 from calc.serving import ServingPlan, serve
 from calc.units import GiB, MiB
 from tests.latex import assert_formulas_hold
@@ -71,3 +72,57 @@ def test_auto_puts_as_many_layers_on_the_gpu_as_fit():
 def test_a_format_that_llama_cpp_lacks_is_refused(name):
     with pytest.raises(InputError, match=r"llama\.cpp keeps its cache in"):
         serve(load("llama-2-7b"), ServingPlan(engine="llama.cpp", kv_dtype=name))
+
+
+def test_a_unified_cache_is_one_for_all_with_a_state_and_a_window_for_each():
+    """src/llama-kv-cache-iswa.cpp: the windows' cells are n_swa x n_seq_max + n_ubatch in a unified cache, one stream of them."""
+    fields = {"engine": "llama.cpp", "weights": "gguf-Q4_K_M", "context": 32768, "concurrency": 4}
+    spec = load("meta-llama-3.1-8b")
+    own, shared = serve(spec, ServingPlan(**fields)), serve(spec, ServingPlan(**fields, kv_unified=True))
+    assert own.kv_bytes == 4 * shared.kv_bytes == 4 * 32768 * 131072
+    spec = load("gemma-2-9b")
+    shared = serve(spec, ServingPlan(**fields, kv_unified=True))
+    of_token = 8 * 256 * 2 * 2
+    assert shared.kv_bytes == 21 * of_token * (32768 + 256 * -(-(4 * 4096 + 512) // 256))
+    assert_formulas_hold(shared.breakdown)
+    spec = load("qwen3.5-27b")
+    own, shared = serve(spec, ServingPlan(**fields)), serve(spec, ServingPlan(**fields, kv_unified=True))
+    grows = shared.kv_bytes_per_token * 32768
+    assert own.kv_bytes - 4 * grows == shared.kv_bytes - grows
+    assert_formulas_hold(shared.breakdown)
+
+
+def test_llama_cpp_keeps_an_f16_cache_where_the_checkpoint_declares_fp8():
+    group = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "tensor"}}
+    declared = {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"group_0": group},
+        "kv_cache_scheme": {"num_bits": 8, "type": "float"},
+    }
+    spec = from_config(load_config("meta-llama-3.1-8b") | {"quantization_config": declared})
+    assert serve(spec, ServingPlan(engine="vllm"), gpu("h100-sxm-80gb")).plan.kv_dtype == "fp8"
+    answer = serve(spec, ServingPlan(engine="llama.cpp", weights="gguf-Q4_K_M"), gpu("rtx-4090-24gb"))
+    assert answer.plan.kv_dtype == "fp16"
+    assert "declares its cache in fp8, which llama.cpp does not have" in " ".join(answer.as_json()["notes"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kv_dtype": "fp8"}, "llama.cpp keeps its cache in"),
+        ({"cache_type_v": "int8"}, "cache_type_v.*llama.cpp keeps its cache in"),
+        ({"cache_type_v": "q8_0", "flash_attention": False}, "cache_type_v.*flash attention alone"),
+        ({"kv_dtype": "q4_0", "flash_attention": False}, "kv_dtype.*flash attention alone"),
+    ],
+)
+def test_caches_that_llama_cpp_refuses(fields, message):
+    with pytest.raises(InputError, match=message):
+        serve(load("meta-llama-3.1-8b"), ServingPlan(engine="llama.cpp", **fields), gpu("rtx-4090-24gb"))
+
+
+def test_shares_must_be_as_many_as_gpus():
+    with pytest.raises(ValueError, match="a share for each of pp"):
+        ServingPlan(engine="llama.cpp", pp=2, tensor_split="3,1,1")
+    with pytest.raises(ValueError, match="one above 0"):
+        ServingPlan(engine="llama.cpp", pp=2, tensor_split="0,0")

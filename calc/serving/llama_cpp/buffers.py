@@ -1,7 +1,7 @@
 """llama.cpp's compute buffer: the highest point of its graph for one micro-batch, in fp32.
 
 The closed forms below are those that `llama-fit-params` prints for header-only files of dense models; its allocator's holes and the
-experts' tensors make others differ by a few per cent.
+experts' tensors make others differ by a few per cent, and so does part of a model on several GPUs.
 """
 
 from __future__ import annotations
@@ -29,18 +29,35 @@ def buffers(
     return (compute_buffer(spec, plan, layers),), ()
 
 
+_COPIES = 4  # GGML_SCHED_MAX_COPIES: inputs of a device where several GPUs hold all layers and work one after another
+
+
 def compute_buffer(spec: ModelSpec, plan: ServingPlan, layers: range) -> Component:
-    """Logits of a micro-batch, a layer's feed-forward, or its attention, whichever is most on a device with these layers."""
+    """Logits of a micro-batch, a layer's feed-forward, or its attention, whichever is most on a device with these layers; the logits
+    are on the last. With all layers on several GPUs each device has four copies of what it gets from another."""
     tokens = min(plan.ubatch, round_up(plan.context, CELLS))
-    found = [_logits(spec)] if spec.has_head else []
+    last = layers.stop == spec.num_hidden_layers
+    piped = plan.pp > 1 and plan.gpu_layers in (None, "auto") and not plan.n_cpu_moe
+    found = [_logits(spec)] if spec.has_head and last else []
     for kind in spec.layers.kinds if layers else ():
-        found += [_feed_forward(spec, kind, plan), _attention(spec, kind, plan)]
+        found += [_feed_forward(spec, kind, plan, on_host=(plan.n_cpu_moe or 0) >= layers.stop)]
+        found += [_attention(spec, kind, plan)]
+    if piped:
+        found = [_piped(spec, plan, terms, first=layers.start == 0, last=last) for terms in found]
     latex, numbers = max(found, key=lambda terms: _value(terms[1]), default=_terms())
     formula = Formula(
         rf"<n_u> \cdot ({latex}) \cdot 4", _SOURCE, _URL, ("tokens of a micro-batch, at most the context's",)
     )
     value = 4 * tokens * _value(numbers)
     return Component("compute_buffer", value, formula=formula, numbers={"n_u": tokens} | dict(numbers))
+
+
+def _piped(spec: ModelSpec, plan: ServingPlan, terms: _Terms, *, first: bool, last: bool) -> _Terms:
+    """The features with their mask and inputs replaced by copies: of the embeddings on the first device, of the hidden states and the
+    residual on the others, and of the mask and the tokens' positions."""
+    own = {name[3:-1]: int(value) for name, value in terms[1] if name not in ("w_{mask}", "w_{inputs}")}
+    passed = spec.hidden_size * (1 if first else 2) + _mask(spec, plan) + _inputs(plan) - int(not last)
+    return _terms(**own, copies=_COPIES * passed)
 
 
 _Terms = tuple[str, tuple[tuple[str, Number], ...]]
@@ -81,8 +98,8 @@ def _heads(kind: Layer) -> int:
     return 0
 
 
-def _feed_forward(spec: ModelSpec, kind: Layer, plan: ServingPlan) -> _Terms:
-    """Gate, up and their product next to the layer's input, its norm and what attention gave."""
+def _feed_forward(spec: ModelSpec, kind: Layer, plan: ServingPlan, *, on_host: bool) -> _Terms:
+    """Gate, up and their product next to the layer's input, its norm and what attention gave; of experts `on_host` their outputs."""
     layer, hidden = kind.feed_forward, spec.hidden_size
     if isinstance(layer, MLP):
         inner = (3 if layer.gated else 2) * layer.intermediate_size
@@ -90,6 +107,10 @@ def _feed_forward(spec: ModelSpec, kind: Layer, plan: ServingPlan) -> _Terms:
         width = 2 * hidden + (_heads(kind) or hidden)
         return _terms(hidden=width, inner=inner, mask=mask, inputs=_inputs(plan))
     if isinstance(layer, MoE):
+        if on_host:
+            given = 2 * hidden + _heads(kind)
+            chosen = layer.num_experts_per_tok * hidden
+            return _terms(hidden=given, inner=chosen, mask=_mask(spec, plan), inputs=_inputs(plan))
         inner = layer.num_experts_per_tok * (2 * hidden + layer.expert.intermediate_size)
         return _terms(hidden=2 * hidden, inner=inner, mask=_mask(spec, plan), inputs=_inputs(plan))
     return _terms(hidden=2 * hidden)

@@ -16,9 +16,15 @@ _KV = ("bf16", "fp16", "fp32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 
 
 def llama_cpp(plan: ServingPlan, gpu: Gpu | None, cache: Cache, loads: tuple[Load, ...]) -> Capacity:
-    """llama.cpp: a stream for each sequence, in cells of 256 and without blocks. InputError for a cache format that it does not have."""
-    if plan.kv_dtype not in _KV:
-        raise InputError.of("kv_dtype", plan.kv_dtype, f"llama.cpp keeps its cache in {', '.join(_KV)}")
+    """llama.cpp: a stream for each sequence, in cells of 256 and without blocks. InputError for a cache format that it does not have, and
+    for values in blocks without flash attention."""
+    values = plan.cache_type_v or plan.kv_dtype
+    for field, kept in (("kv_dtype", plan.kv_dtype), ("cache_type_k", plan.cache_type_k), ("cache_type_v", values)):
+        if kept is not None and kept not in _KV:
+            raise InputError.of(field, kept, f"llama.cpp keeps its cache in {', '.join(_KV)}")
+    if values.startswith("q") and not plan.flash_attention:
+        field = "cache_type_v" if plan.cache_type_v else "kv_dtype"
+        raise InputError.of(field, values, "llama.cpp keeps values in blocks with flash attention alone")
     return replace(logical(plan, gpu, cache, loads, share_of(gpu)), blocks=None)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from calc.breakdown import Component
 from calc.model.spec import ModelSpec
 from calc.serving.cache import Cache
+from calc.serving.llama_cpp.placement import host_experts
 from calc.serving.plan import ServingPlan
 from calc.serving.stages import Placement, kind_counts
 from calc.serving.weights import StoredWeights
@@ -29,9 +30,10 @@ def host_memory(
     if placement is None:
         return HostMemory()
     weights = sum(part.total for part in host_weights(spec, plan, stored, placement.layers))
+    weights += sum(host_experts(stored, plan, layers) for layers in placement.layers)
     counts = host_counts(spec, placement.layers)
     on_gpu = spec.num_hidden_layers - sum(counts)
-    state = plan.concurrency * cache.sequence_bytes(counts, plan.context)
+    state = plan.streams * cache.sequence_bytes(counts, plan.context)
     return HostMemory(int(weights), state, on_gpu + (plan.gpu_layers != 0))
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from fractions import Fraction
+from itertools import accumulate, pairwise
+from math import ceil
 
-from calc.breakdown import Component
+from calc.breakdown import Component, unique_names
 from calc.hardware import Gpu
 from calc.model.spec import ModelSpec
 from calc.serving.cache import Cache
@@ -12,7 +14,7 @@ from calc.serving.capacity import limit_of
 from calc.serving.llama_cpp.buffers import buffers
 from calc.serving.llama_cpp.capacity import share_of
 from calc.serving.plan import ServingPlan
-from calc.serving.stages import Placement, stage_layers
+from calc.serving.stages import Placement
 from calc.serving.weights import StoredWeights
 
 
@@ -30,14 +32,15 @@ def _placed(
         chosen = layers + 1
     elif chosen == "auto":
         chosen = _most(spec, plan, gpu, stored, cache)
-    first = max(0, layers + 1 - chosen)
-    return stage_layers(layers, plan.pp) if first == 0 else _shares(range(min(first, layers), layers), plan.pp)
+    return _shares(range(min(max(0, layers + 1 - chosen), layers), layers), plan.splits)
 
 
-def _shares(layers: range, gpus: int) -> tuple[range, ...]:
-    """These layers over so many GPUs, as even as can be."""
-    cuts = [layers.start + len(layers) * at // gpus for at in range(gpus + 1)]
-    return tuple(range(low, high) for low, high in pairwise(cuts))
+def _shares(layers: range, splits: tuple[Fraction, ...]) -> tuple[range, ...]:
+    """These layers over the GPUs: a layer goes to the first whose share reaches beyond it, where the output counts as the layer after
+    the last (src/llama-model.cpp, load_tensors)."""
+    reach = list(accumulate(share / sum(splits) for share in splits))
+    cuts = [layers.start + min(len(layers), ceil(end * (len(layers) + 1))) for end in reach[:-1]]
+    return tuple(range(low, high) for low, high in pairwise([layers.start, *cuts, layers.stop]))
 
 
 def _most(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, stored: StoredWeights, cache: Cache) -> int:
@@ -53,15 +56,35 @@ def _most(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, stored: StoredWei
     for at in reversed(range(layers)):
         one = range(at, at + 1)
         counts = tuple(int(spec.layers.pattern[at] == kind) for kind in range(len(spec.layers.kinds)))
-        left -= stored.sizes[stored.pattern[at]] + plan.concurrency * cache.sequence_bytes(counts, plan.context)
+        left -= stored.sizes[stored.pattern[at]] - host_experts(stored, plan, one)
+        left -= plan.streams * cache.sequence_bytes(counts, plan.context)
         if left < 0:
             return layers - one.start
     return layers + 1
 
 
 def device_weights(stored: StoredWeights, plan: ServingPlan, layers: range) -> tuple[Component, ...]:
-    """The weights of a GPU with these layers. The input embedding stays on the host; a tied head is a copy of it on the last GPU."""
-    parts = [part for part in stored.stage(layers, plan.pp) if part.name not in ("embedding", "tied_head")]
+    """The weights of a GPU with these layers. The input embedding stays on the host, and the experts of the first `n_cpu_moe` layers; a
+    tied head is a copy of it on the last GPU."""
+    cut = min(max(plan.n_cpu_moe or 0, layers.start), layers.stop)
+    held, without = range(cut, layers.stop), range(layers.start, cut)
+    parts = [_without_experts(part) for part in stored.stage(without, plan.pp)] if without else []
+    if held or not without:
+        parts += stored.stage(held, plan.pp)
+    parts = [part for part in parts if part.name not in ("embedding", "tied_head")]
     if layers.stop == len(stored.pattern) and plan.gpu_layers != 0:
         parts += stored.head_copy
-    return tuple(parts)
+    return unique_names(parts)
+
+
+def host_experts(stored: StoredWeights, plan: ServingPlan, layers: range) -> int:
+    """Bytes of the experts of these layers that stay on the host."""
+    kept = range(layers.start, min(plan.n_cpu_moe or 0, layers.stop))
+    return sum(stored.experts[stored.pattern[layer]].bytes for layer in kept)
+
+
+def _without_experts(part: Component) -> Component:
+    if not part.children:
+        return part
+    children = tuple(_without_experts(child) for child in part.children if child.name != "experts")
+    return Component(part.name, children=children, count=part.count)
