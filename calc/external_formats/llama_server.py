@@ -28,7 +28,7 @@ _KV: Final = {
 }  # fmt: skip
 _WEIGHTS: Final = {
     name.removeprefix("gguf-").lower(): name for name in get_args(WeightName) if name.startswith("gguf-")
-}
+} | {"mxfp4": "gguf-MXFP4_MOE"}
 _QUANT: Final = re.compile(
     r"(?<![A-Za-z0-9])(I?Q\d\w*|F16|BF16|MXFP4)(?=\.gguf$|-\d{5}-of-\d{5}|$|[-.])", re.IGNORECASE
 )
@@ -77,8 +77,28 @@ def _flash(draft: Draft, value: Any) -> str:
     return f"flash_attention {draft.plan['flash_attention']}"
 
 
+def _split(draft: Draft, value: Any) -> str:
+    shares = text(value).replace("/", ",")
+    draft.plan["tensor_split"] = shares
+    draft.plan["pp"] = shares.count(",") + 1
+    return f"tensor_split {shares}, pp {draft.plan['pp']}"
+
+
+def _unified(draft: Draft, value: Any) -> str:
+    draft.plan["kv_unified"] = truth(value)
+    return f"kv_unified {draft.plan['kv_unified']}"
+
+
+def _all_experts(draft: Draft, value: Any) -> str:
+    if not truth(value):
+        return NO_EFFECT
+    draft.plan["n_cpu_moe"] = _ALL_LAYERS
+    return "experts of all layers on the host"
+
+
+_ALL_LAYERS: Final = 10_000
 _cache = one_of(_KV, "not a cache format here")
-_DEVICES = "several GPUs are not modelled for llama.cpp"
+_DEVICES = "of several GPUs only shares of the layers are modelled for llama.cpp"
 SETTINGS: Final = {
     **named("m model hf hfr hf-repo", Setting(_model)),
     **named("hff hf-file", Setting(_file)),
@@ -91,13 +111,13 @@ SETTINGS: Final = {
     **named("ctk cache-type-k", states("cache_k", _cache)),
     **named("ctv cache-type-v", states("cache_v", _cache)),
     **named("n predict n-predict", sets("output")),
-    **named("kvu kv-unified", refuses("each slot is taken to have its share of the context", is_switch=True)),
-    **named("sm split-mode", refuses(_DEVICES, unless=lambda value: value == "none")),
-    **named("ts tensor-split", refuses(_DEVICES)),
+    **named("kvu kv-unified", Setting(_unified, is_switch=True)),
+    **named("sm split-mode", refuses(_DEVICES, unless=lambda value: value in ("none", "layer"))),
+    **named("ts tensor-split", Setting(_split)),
     "rpc": refuses(_DEVICES),
     **named("ot override-tensor", refuses("tensors moved by name are not modelled")),
-    **named("cmoe cpu-moe", refuses("experts in host memory are not modelled", is_switch=True)),
-    **named("ncmoe n-cpu-moe", refuses("experts in host memory are not modelled")),
+    **named("cmoe cpu-moe", Setting(_all_experts, is_switch=True)),
+    **named("ncmoe n-cpu-moe", sets("n_cpu_moe")),
     "swa-full": refuses("window caches are counted at their own size", is_switch=True),
     **named("nkvo no-kv-offload", refuses("a cache in host memory is not modelled", is_switch=True)),
     **named("md model-draft hfd hf-repo-draft", refuses("the draft's own weights and cache are not counted")),
@@ -129,7 +149,7 @@ def finish(draft: Draft) -> None:
     slots = max(1, draft.whole("slots"))
     plan["concurrency"] = slots
     if "context" in draft.facts:
-        plan["context"] = max(1, draft.whole("context") // slots)
+        plan["context"] = max(1, draft.whole("context") // (1 if plan.get("kv_unified") else slots))
     else:
         draft.assume(
             "context", 4096, "-c is left out, so that the server takes what the model has and the memory allows"
@@ -139,9 +159,9 @@ def finish(draft: Draft) -> None:
     keys, values = draft.facts.get("cache_k", "fp16"), draft.facts.get("cache_v", "fp16")
     plan["kv_dtype"] = keys
     if keys != values:
-        draft.not_understood.append(
-            f"--cache-type-v: values in {values} with keys in {keys} are not modelled; both are taken as {keys}"
-        )
+        plan["cache_type_v"] = values
+    if plan.get("n_cpu_moe") == 0:
+        del plan["n_cpu_moe"]
     quant = str(draft.facts.get("quant", "")).lower()
     if quant in _WEIGHTS:
         plan["weights"] = _WEIGHTS[quant]
@@ -169,7 +189,13 @@ def write(writing: Writing) -> str:
     if not is_file and "gguf" not in writing.hub_id.lower():
         writing.notes.append(f"MODEL {writing.model}: name a GGUF file or repository of it in its place")
     slots, context = writing.say("concurrency", 1), writing.say("context", 4096)
-    words += ["-c", str(context * slots), "-np", str(slots)]
+    unified = writing.say("kv_unified", False)
+    words += ["-c", str(context if unified else context * slots), "-np", str(slots), *(["-kvu"] if unified else [])]
+    for name, option in (("tensor_split", "-ts"), ("n_cpu_moe", "-ncmoe")):
+        if value := writing.say(name, None):
+            words += [option, str(value)]
+    if plan.tensor_split:
+        writing.say("pp", 1)
     if plan.ubatch != 512:
         words += ["-ub", str(plan.ubatch)]
     layers = writing.say("gpu_layers", "all")
@@ -183,7 +209,9 @@ def write(writing: Writing) -> str:
     names = {value: key for key, value in _KV.items()} | {"auto": "f16"}
     cache = writing.say("kv_dtype", "auto")
     if cache in names:
-        words += ["-ctk", names[cache], "-ctv", names[cache]] if cache not in ("auto", "fp16") else []
+        types = [writing.say(name, None) or cache for name in ("cache_type_k", "cache_type_v")]
+        for option, kept in zip(("-ctk", "-ctv"), types, strict=True):
+            words += [option, names.get(kept, kept)] if kept not in ("auto", "fp16") else []
     else:
         writing.unsaid("kv_dtype", "llama.cpp has no such cache")
     return left_over(writing, words)
