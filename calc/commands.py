@@ -106,6 +106,13 @@ _TABLE = (
     ),
     Command("plan", "the best layout for a model on so many GPUs", "calc.planner", "SearchPlan", "search"),
     Command(
+        "plan-serving",
+        "the best layout for a service on so many GPUs, or for so many users",
+        "calc.planner.serving_layouts",
+        "ServingSearchPlan",
+        "search_serving",
+    ),
+    Command(
         "communication",
         "collectives of a training step, by group and time",
         "calc.communication",

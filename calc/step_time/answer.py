@@ -102,7 +102,7 @@ class TimeAnswer:
 
     @cached_property
     def price(self) -> Price:
-        return price_of(self.gpu, self.plan)
+        return price_of(self.gpu, self.plan.price_per_gpu_hour)
 
     @cached_property
     def run(self) -> Run:

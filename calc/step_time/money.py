@@ -37,10 +37,10 @@ class Price:
     source: str
 
 
-def price_of(gpu: Gpu, plan: TimePlan) -> Price:
-    """The user's price (0: the GPUs are paid for), or a public one."""
-    if plan.price_per_gpu_hour is not None:
-        return Price(plan.price_per_gpu_hour, "given")
+def price_of(gpu: Gpu, given: float | None) -> Price:
+    """The user's price of a GPU-hour (0: the GPUs are paid for), or a public one."""
+    if given is not None:
+        return Price(given, "given")
     for name, dollars, source in _PRICES:
         if gpu.name.startswith(name):
             return Price(dollars, source)

@@ -75,7 +75,7 @@ def test_a_pipeline_is_answered_with_the_contract_keys():
     assert set(answer["timeline"][0]) == {"stage", "kind", "microbatch", "chunk", "start", "end"}
 
 
-NEED_A_GPU = ("time", "plan", "communication", "simulate")
+NEED_A_GPU = ("time", "plan", "plan-serving", "communication", "simulate")
 
 
 def test_a_step_is_timed_with_the_contract_keys():
@@ -109,6 +109,7 @@ def test_every_format_answers(command):
     given = [command, "gpt2"] if COMMANDS[command].takes_model else [command]
     given += ["--gpu", "h100-sxm-80gb"] if command in NEED_A_GPU else []
     given += ["--gpus", "1", "--global-batch", "2", "--seq", "512"] if command == "plan" else []
+    given += ["--gpus", "1", "--prompt", "512", "--output", "64"] if command == "plan-serving" else []
     given += ["--flops", "1e21"] if command == "scaling" else []
     for form in ("table", "json", "csv", "markdown"):
         assert run([*given, "--format", form])

@@ -122,7 +122,7 @@ def test_the_bubble_is_what_the_simulation_finds_for_the_stages_own_seconds(sche
 
 
 def test_a_price_is_the_users_or_a_dated_public_one():
-    assert price_of(H100, TimePlan(price_per_gpu_hour=1.5)).dollars == 1.5
-    assert "2026" in price_of(H100, TimePlan()).source
-    assert price_of(gpu("v100-sxm-32gb"), TimePlan()).dollars is None
-    assert price_of(H100, TimePlan(price_per_gpu_hour=0.0)).dollars == 0.0
+    assert price_of(H100, 1.5).dollars == 1.5
+    assert "2026" in price_of(H100, None).source
+    assert price_of(gpu("v100-sxm-32gb"), None).dollars is None
+    assert price_of(H100, 0.0).dollars == 0.0
