@@ -149,7 +149,8 @@ class StageMemory:
             if free is not None and limit is not None and peak + free <= limit:
                 return free
             allocator = CachingAllocator(expandable=self.plan.expandable, limit=limit)
-            _REPLAYS[asked] = max(0, replayed(self, allocator) - peak)
+            found = max(0, replayed(self, allocator) - peak)
+            _REPLAYS[asked] = found if free is None else min(found, free)
         return _REPLAYS[asked]
 
     @cached_property
