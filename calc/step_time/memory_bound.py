@@ -119,6 +119,7 @@ PROGRAMS: Final[Mapping[str, Program]] = {
     "liger": Program("transformers with Liger-Kernel", "fused", "eager", "fused", "fused", "fused"),
     "deepspeed": Program("transformers, eager, in DeepSpeed's engine", "eager", "eager", "eager", "eager", "full"),
     "litgpt": Program("litgpt, eager", "eager", "eager", "eager", "eager", "full"),
+    "torchtune": Program("torchtune, eager", "eager", "eager", "eager", "eager", "chunked-output"),
     "torchtitan": Program("torchtitan, eager", "native", "eager", "eager", "complex", "full"),
     "fused": Program("Megatron with Transformer Engine", "fused", "eager", "fused", "fused", "fused"),
     "paper": Program("eager operators", "native", "eager", "eager", "eager", "full"),

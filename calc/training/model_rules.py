@@ -8,7 +8,7 @@ from dataclasses import replace
 from calc.errors import InputError
 from calc.model.feed_forward import MLP, MoE
 from calc.model.mixers import Attention, CompressedAttention, LatentAttention, Recurrence
-from calc.model.spec import ModelSpec
+from calc.model.spec import Layer, ModelSpec
 from calc.parameters import lora_parameters
 from calc.training.model_classes import MODEL_CLASSES, model_class
 from calc.training.plan import TrainingPlan
@@ -54,6 +54,12 @@ def check(plan: TrainingPlan, spec: ModelSpec) -> None:
         raise InputError.of(
             "implementation", "litgpt", f"it is modelled for dense attention, which {spec.name} does not have alone"
         )
+    if plan.implementation == "torchtune" and not all(map(_plain_decoder, spec.layers.kinds)):
+        raise InputError.of(
+            "implementation",
+            "torchtune",
+            f"it is modelled for dense decoders with gated MLPs and two norms a layer, which {spec.name} is not",
+        )
     if plan.lora and not plan.lora.litgpt:
         _check_targets(plan.lora, spec)
     if plan.modules_to_save and spec.tied:
@@ -70,6 +76,13 @@ def check(plan: TrainingPlan, spec: ModelSpec) -> None:
         raise InputError.of(
             "method", "qlora", f"it is not modelled for the recurrent or compressed layers of {spec.name}"
         )
+
+
+def _plain_decoder(layer: Layer) -> bool:
+    """Llama's kind of layer: attention without windows, a gated MLP, a norm before each."""
+    mixer, module = layer.mixer, layer.feed_forward
+    plain = isinstance(mixer, Attention) and not (mixer.window or mixer.chunk or mixer.softcap or mixer.gated)
+    return plain and isinstance(module, MLP) and module.gated and len(layer.norms) == 2 and not layer.parallel
 
 
 def _check_targets(lora: Lora, spec: ModelSpec) -> None:

@@ -50,7 +50,8 @@ class PlanFields(BaseModel):
     reshard_after_forward: bool = Field(True, description="free all-gathered weights after the forward (ZeRO-3)")
     root_group: bool = Field(
         False,
-        description="torchtitan: embedding, final norm and head are gathered as one group, as before July 2025 (pull request 1094)",
+        description="torchtitan, torchtune: embedding, final norm and head are gathered as one group, as torchtitan did before July 2025 "
+        "(pull request 1094)",
     )
     sequence_parallel: bool | None = Field(
         None, description="divide the sequence between TP blocks; left out: on with tp > 1"
@@ -72,7 +73,7 @@ class PlanFields(BaseModel):
         description="torchtitan, recompute full: one layer of so many is recomputed (selective_ac_option)",
     )
     compile: Names = Field(
-        (), description="torchtitan: what torch.compile compiles, with commas: model (each layer), loss"
+        (), description="torchtitan, torchtune: what torch.compile compiles, with commas: model (each layer), loss"
     )
     float8: Literal["none", "tensorwise", "rowwise"] = Field(
         "none",
@@ -83,16 +84,16 @@ class PlanFields(BaseModel):
     )
     attention: Literal["sdpa", "flash", "eager"] = Field("sdpa", description="the attention program")
     dropout: Literal["config", "off"] = Field("config", description="the config's dropout, or none")
-    implementation: Literal["hf", "liger", "deepspeed", "litgpt", "torchtitan", "fused", "paper"] = Field(
+    implementation: Literal["hf", "liger", "deepspeed", "litgpt", "torchtune", "torchtitan", "fused", "paper"] = Field(
         "hf",
-        description="whose program: transformers, alone, with Liger-Kernel's operators or in DeepSpeed's engine, litgpt, torchtitan, "
-        "Megatron with Transformer Engine, or arXiv 2205.05198",
+        description="whose program: transformers, alone, with Liger-Kernel's operators or in DeepSpeed's engine, litgpt, torchtune, "
+        "torchtitan, Megatron with Transformer Engine, or arXiv 2205.05198",
     )
     loss: Loss | None = Field(
         None,
         description="cross-entropy: full logits, chunked with the head, or fused with it (Liger-Kernel's; of implementation fused: "
-        "Transformer Engine's, in place on 16-bit logits), or of full logits chunk by chunk (chunked-output: torchtitan); left out: full, "
-        "fused with liger, chunked for dpo and grpo",
+        "Transformer Engine's, in place on 16-bit logits), or of full logits chunk by chunk (chunked-output: torchtitan, torchtune); "
+        "left out: full, fused with liger, chunked-output with torchtune, chunked for dpo and grpo",
     )
     loss_format: Literal["fp32", "upcast", "model"] = Field(
         "fp32",
@@ -188,7 +189,14 @@ class PlanFields(BaseModel):
     @property
     def transformers(self) -> bool:
         """Whether the step is transformers' program, with Liger-Kernel's operators or its own."""
-        return self.implementation in ("hf", "liger", "deepspeed", "litgpt")
+        return self.implementation in ("hf", "liger", "deepspeed", "litgpt", "torchtune")
+
+    @property
+    def shards_ends_apart(self) -> bool:
+        """Whether FSDP2 shards embedding and head as groups of their own: torchtitan's, and torchtune's full recipes
+        (custom_sharded_layers in their configs)."""
+        full = self.implementation == "torchtune" and self.method == "full"
+        return (self.implementation == "torchtitan" or full) and not self.root_group
 
     @property
     def replays(self) -> bool:
@@ -207,7 +215,8 @@ class PlanFields(BaseModel):
         """The cross-entropy's program: Liger-Kernel fuses it with the head, TRL runs both chunk by chunk, others keep the logits."""
         if self.loss is not None:
             return self.loss
-        return "fused" if self.implementation == "liger" else "chunked" if self.scores else "full"
+        own: dict[str, Loss] = {"liger": "fused", "torchtune": "chunked-output"}
+        return own.get(self.implementation, "chunked" if self.scores else "full")
 
     @property
     def scores(self) -> bool:
@@ -272,7 +281,9 @@ class PlanFields(BaseModel):
             magnitude=self.method == "dora",
             quantised=quantised,
             base=self.quantization,
-            width=2 if self.adapter_format == "bf16" or self.implementation in ("deepspeed", "litgpt") else 4,
+            width=2
+            if self.adapter_format == "bf16" or self.implementation in ("deepspeed", "litgpt", "torchtune")
+            else 4,
             dropout=self.lora_dropout,
             saved=self.modules_to_save,
             litgpt=self.implementation == "litgpt",

@@ -23,7 +23,7 @@ def _titan(breaks: Callable[[PlanFields], bool], message: str) -> Rule:
 
 
 COMPILABLE = {"model", "loss"}
-_TITAN_FIELDS = {"recompute_every": 1, "compile": (), "float8": "none", "float8_all_gather": False}
+_TITAN_FIELDS = {"recompute_every": 1, "float8": "none", "float8_all_gather": False}
 
 
 def _titans(field: str, default: object) -> Rule:
@@ -45,8 +45,8 @@ _TORCHTITAN_RULES: tuple[Rule, ...] = (
         "{dp_replicate}) above 1",
     ),
     (
-        lambda plan: plan.root_group and plan.implementation != "torchtitan",
-        "root_group (True) needs implementation 'torchtitan', and implementation is {implementation!r}",
+        lambda plan: plan.root_group and plan.implementation not in ("torchtitan", "torchtune"),
+        "root_group (True) needs implementation 'torchtitan' or 'torchtune', and implementation is {implementation!r}",
     ),
     _titan(lambda plan: plan.pp > 1, "pp ({pp}) with implementation 'torchtitan' is not modelled yet; it must be 1"),
     _titan(
@@ -66,10 +66,14 @@ _TORCHTITAN_RULES: tuple[Rule, ...] = (
         "loss: 'chunked' shards the head as a group of its own, which root_group (True) does not",
     ),
     (
-        lambda plan: plan.head_loss == "chunked-output" and plan.implementation != "torchtitan",
-        "loss: 'chunked-output' needs implementation 'torchtitan', and implementation is {implementation!r}",
+        lambda plan: plan.head_loss == "chunked-output" and plan.implementation not in ("torchtitan", "torchtune"),
+        "loss: 'chunked-output' needs implementation 'torchtitan' or 'torchtune', and implementation is {implementation!r}",
     ),
     *(_titans(field, default) for field, default in _TITAN_FIELDS.items()),
+    (
+        lambda plan: bool(plan.compile) and plan.implementation not in ("torchtitan", "torchtune"),
+        "compile ({compile}) needs implementation 'torchtitan' or 'torchtune', and implementation is {implementation!r}",
+    ),
     (
         lambda plan: not {*plan.compile} <= COMPILABLE,
         "compile: {compile} must name what torch.compile compiles: model, loss",
@@ -111,6 +115,32 @@ _LITGPT_RULES: tuple[Rule, ...] = (
     _litgpt(
         lambda plan: not {*plan.lora_targets} <= _LITGPT_TARGETS,
         "lora_targets: {lora_targets} must be among query, key and value with implementation 'litgpt'; left out: query,value",
+    ),
+)
+
+
+# torchtune trains in one format, bf16 or fp32, sharded by FSDP2 over data-parallel ranks.
+def _torchtune(breaks: Callable[[PlanFields], bool], message: str) -> Rule:
+    return lambda plan: plan.implementation == "torchtune" and breaks(plan), message
+
+
+_TORCHTUNE_RULES: tuple[Rule, ...] = (
+    _torchtune(
+        lambda plan: plan.recipe not in ("pure-bf16", "fp32"),
+        "recipe: {recipe!r} is not part of implementation 'torchtune', which trains in one format; use pure-bf16 or fp32",
+    ),
+    _torchtune(
+        lambda plan: plan.tp * plan.pp * plan.cp * plan.ep > 1 or plan.zero not in (0, 3) or plan.scores,
+        "implementation: 'torchtune' is modelled for finetuning on data-parallel ranks, sharded (zero 3) or not: zero ({zero}), tp ({tp}), "
+        "pp ({pp}), cp ({cp}), ep ({ep}), objective {objective!r}",
+    ),
+    _torchtune(
+        lambda plan: plan.head_loss not in ("chunked-output", "full"),
+        "loss: {loss!r} is not part of implementation 'torchtune' here; use chunked-output or full",
+    ),
+    _torchtune(
+        lambda plan: "model" in plan.compile and plan.method != "full" and plan.recompute == "none",
+        "compile: 'model' is modelled for adapters with recompute 'full' only, and recompute is {recompute!r}",
     ),
 )
 
@@ -208,7 +238,11 @@ _SCORING_RULES: tuple[Rule, ...] = (
 )
 _ADAPTED = {
     ("hf", "dora"),
-    *((program, method) for program in ("hf", "liger", "deepspeed", "litgpt") for method in ("lora", "qlora")),
+    *(
+        (program, method)
+        for program in ("hf", "liger", "deepspeed", "litgpt", "torchtune")
+        for method in ("lora", "qlora")
+    ),
 }
 _ADAPTER_RULES: tuple[Rule, ...] = (
     (
@@ -275,6 +309,7 @@ _PLAN_RULES: tuple[Rule, ...] = (
     ),
     *_TORCHTITAN_RULES,
     *_LITGPT_RULES,
+    *_TORCHTUNE_RULES,
     *_DEEPSPEED_RULES,
     (
         lambda plan: plan.offload_activations and (plan.recompute != "full" or not plan.transformers or plan.pp > 1),
@@ -288,11 +323,11 @@ _PLAN_RULES: tuple[Rule, ...] = (
                 plan.microbatches > 1
                 or plan.zero > 0
                 or plan.dp * plan.pp > 1
-                or plan.implementation not in ("hf", "liger")
+                or plan.implementation not in ("hf", "liger", "torchtune")
             )
         ),
-        "optimizer_in_backward is modelled on one device without accumulation, with implementation 'hf' or 'liger': dp ({dp}), pp ({pp}) "
-        "and zero ({zero}), global_batch ({global_batch}) and micro_batch ({micro_batch}), implementation {implementation!r}",
+        "optimizer_in_backward is modelled on one device without accumulation, with implementation 'hf', 'liger' or 'torchtune': "
+        "dp ({dp}), pp ({pp}), zero ({zero}), global_batch ({global_batch}), micro_batch ({micro_batch}), implementation {implementation!r}",
     ),
     *_OFFLOAD_RULES,
     (

@@ -17,6 +17,7 @@ PROGRAMS: Final[Mapping[str, Program]] = {
     "liger": TRANSFORMERS,
     "deepspeed": around(TRANSFORMERS),
     "litgpt": TRANSFORMERS,
+    "torchtune": TRANSFORMERS,
     "torchtitan": TORCHTITAN,
     "fused": MEGATRON,
     "paper": MEGATRON,

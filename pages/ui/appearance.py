@@ -61,6 +61,7 @@ IMPLEMENTATIONS = {
     "paper": "paper (2205.05198)",
     "deepspeed": "DeepSpeed",
     "litgpt": "LitGPT",
+    "torchtune": "torchtune",
 }
 ENGINES = {
     "logical": "theoretical (no engine overhead)",

@@ -13,6 +13,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from tests.measure import torchtitan_program as titan
+from tests.measure.torchtune_program import Layer
 
 # The CPU's flash attention goes by another name than CUDA's, and keeps the same.
 KEPT = titan.KEPT | {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default}
@@ -85,6 +86,14 @@ def kept_by_layer(shape: titan.Shape, batch: int, tokens: int, recompute: str) -
         return _kept(layer, x, table)
     finally:
         titan.Norm, titan.KEPT = norm, kept
+
+
+def kept_by_torchtune(shape: tuple[int, ...], batch: int, tokens: int, recompute: bool) -> int:
+    """A layer of torchtune's, its input included; `shape` as its class has it."""
+    layer: nn.Module = Layer(*shape).bfloat16()
+    layer = checkpoint_wrapper(layer, preserve_rng_state=False) if recompute else layer
+    x = torch.randn(batch, tokens, shape[0], dtype=torch.bfloat16, requires_grad=True)
+    return _kept(layer, x, torch.randn(tokens, shape[-1] // 2, 2))
 
 
 def kept_by_loss(batch: int, tokens: int, vocabulary: int) -> int:

@@ -41,6 +41,9 @@ class Settings:
     frozen: bool = False  # a pass that no gradient follows
     loss_format: str = "fp32"  # of the plan's field
     litgpt: bool = False
+    torchtune: bool = False
+    compiled: bool = False  # torch.compile compiles each layer
+    compiled_loss: bool = False
 
     @property
     def trains(self) -> bool:

@@ -217,7 +217,7 @@ def gathered(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: ModelTe
     towers = [tower for tower, count in tensors.towers for _ in range(count)] if stage.first else []
     root = (*((tensors.embedding, *towers) if stage.first else tied), *end)
     narrow = plan.float8_all_gather
-    if plan.implementation == "torchtitan" and not plan.root_group:
+    if plan.shards_ends_apart:
         groups = [tensors.embedding, *(tensors.kinds[kind] for kind in stage.layers), tensors.end]
         made = tuple(_group((group,), key, sizes, narrow) for group in groups)
         return Gathered(layers=made, keeps=not plan.reshard_after_forward, apart=True, size=size, reduced=reduced)

@@ -14,8 +14,9 @@ from calc.model.spec import Layer
 from calc.model.weights import Dim, Norm, dim
 from calc.training.autograd import operators as ops
 from calc.training.autograd.attention import kernel
+from calc.training.autograd.compiled_kernels import added, gated_down, shared
 from calc.training.autograd.operators import FULL
-from calc.training.autograd.tape import POSITIONS, TOKENS, Edge, Value
+from calc.training.autograd.tape import POSITIONS, Edge, Value
 from calc.training.torchtitan.layers import TitanBuilder, turned
 
 
@@ -33,26 +34,12 @@ def compiled_layer(b: TitanBuilder, layer: Layer, x: Value, tables: Value) -> Va
     with t.part("norms"):
         normal = b.rms(x, first)
     with t.part("attention"):
-        x = _added(b, x, _attention(b, normal, mixer, tables))
+        x = added(t, x, _attention(b, normal, mixer, tables))
     del normal
     with t.part("norms"):
         normal = b.rms(x, second)
     with t.part("mlp"):
-        return _added(b, x, _mlp(b, normal, module))
-
-
-def _added(b: TitanBuilder, x: Value, y: Value) -> Value:
-    """x + y in the place of y, whichever of the two backward computes the other from."""
-    out = b.tape.view(y)
-    b.tape.record([x, y], out, [], lambda g: (g, g))
-    return out
-
-
-def _shared(b: TitanBuilder, x: Value, uses: int) -> list[Value]:
-    """x for so many matmuls: one kernel adds the gradients of all, which wait for it, into the place of one."""
-    views = [b.tape.view(x) for _ in range(uses)]
-    b.tape.record([x], views, [], lambda *g: (g[0],))
-    return views
+        return added(t, x, _mlp(b, normal, module))
 
 
 def _attention(b: TitanBuilder, x: Value, mixer: Attention, tables: Value) -> Value:
@@ -62,7 +49,7 @@ def _attention(b: TitanBuilder, x: Value, mixer: Attention, tables: Value) -> Va
         b.kv_heads(mixer.num_key_value_heads),
         dim("d", mixer.head_dim),
     )
-    inputs = _shared(b, b.gather(x), 3)
+    inputs = shared(b.tape, b.gather(x), 3)
     del x
     query = b.matmul(inputs.pop(0), weights, "query", a * d)
     key = b.matmul(inputs.pop(0), weights, "key", k * d)
@@ -96,26 +83,11 @@ def _normal_turned(b: TitanBuilder, x: Value, norm: Norm | None, rows: Dim, name
 
 
 def _mlp(b: TitanBuilder, x: Value, module: MLP) -> Value:
-    """down(silu(gate(x)) * up(x)). Backward makes the product's gradient and in one kernel those of gate and up, and only then the
-    weight's, for which the product lives on."""
-    t, f = b.tape, b.local(dim(module.letter, module.intermediate_size))
-    inputs = _shared(b, b.gather(x), 2)
+    """down(silu(gate(x)) * up(x))"""
+    f = b.local(dim(module.letter, module.intermediate_size))
+    inputs = shared(b.tape, b.gather(x), 2)
     del x
-    gate = b.matmul(inputs.pop(0), module.weights, "gate", f)
-    up = b.matmul(inputs.pop(0), module.weights, "up", f)
+    both = [b.matmul(inputs.pop(0), module.weights, name, f) for name in ("gate", "up")]
     weight = b.weight(*(found for found in module.weights if found.name == "down"))
-    product = t.like(gate, "product")
-    source = t.view(product)
-
-    def weights_gradient(g: Value, *saved: Value) -> tuple[None]:
-        ops.weight_gradient(t, weight)
-        return (None,)
-
-    t.record([Edge()], source, [product], weights_gradient)
-    meta = (gate.dim, gate.extent, gate.bytes)
-    t.record([gate, up], product, [gate, up], lambda g, *saved: (t.new("gradient", *meta), t.new("gradient", *meta)))
-    del gate, up
-    out = t.new("down", dim("h", module.hidden_size), TOKENS, product.bytes)
-    t.record([product, source], out, [product], lambda g, *saved: (t.new("gradient", *meta), g))
-    del product, source
+    out = gated_down(b.tape, both.pop(0), both.pop(0), weight, dim("h", module.hidden_size))
     return b.scatter(out, keeps=False)

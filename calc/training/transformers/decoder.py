@@ -16,7 +16,7 @@ from calc.training.autograd.builder import Builder, Settings
 from calc.training.autograd.operators import FULL, LONG, ONE
 from calc.training.autograd.tape import FIXED, POSITIONS, TOKENS, Edge, Node, Value, Weight
 from calc.training.states.tensors import linear_modules
-from calc.training.transformers import litgpt
+from calc.training.transformers import litgpt, torchtune
 from calc.training.transformers.attention import attention, compressed, latent
 from calc.training.transformers.feed_forward import mlp, moe
 from calc.training.transformers.gemma4 import feed as gemma4_feed
@@ -49,6 +49,8 @@ def _mix(b: Builder, x: Value, mixer: Mixer, tables: Value) -> Value:
         x = b.gather(x)
         if isinstance(mixer, Attention) and b.settings.litgpt:
             return litgpt.attention(b, x, mixer, tables)
+        if isinstance(mixer, Attention) and b.settings.torchtune:
+            return torchtune.attention(b, x, mixer, tables)
         if isinstance(mixer, Attention):
             return b.scatter(ATTENTIONS.get(b.model_class.modeling, attention)(b, x, mixer, tables))
         if isinstance(mixer, LatentAttention):
@@ -129,6 +131,7 @@ def layer_block(
     """One layer. `trains`: a gradient flows to its input; `residual` are the bytes of the numbers between the layers."""
     modules = tuple(module for _, module in linear_modules(layer.parts))
     width = dim("h", _hidden(layer))
+    program = torchtune.compiled_layer if settings.compiled else _program
 
     def run(saving: bool) -> Block:
         builder = Builder(settings, layer, modules, saving)
@@ -138,7 +141,7 @@ def layer_block(
         return record(
             builder,
             path,
-            lambda held: _program(builder, layer, held[0], tables),
+            lambda held: program(builder, layer, held[0], tables),
             width,
             settings.between,
             residual,
@@ -192,6 +195,8 @@ def end_block(
                 return log_probabilities(t, x, head_weight, vocabulary, scored)
         if settings.litgpt:
             return litgpt.head_and_loss(b, x, head_weight, vocabulary)
+        if loss == "chunked-output":
+            return torchtune.head_and_loss(b, x, head_weight, vocabulary)
         if loss != "full":
             with t.part("loss"):
                 if loss == "fused":
@@ -204,6 +209,8 @@ def end_block(
             if spec.head_scale:
                 logits = ops.scale(t, logits, "logits")
         with t.part("loss"):
+            if settings.torchtune:
+                return torchtune.whole_loss(b, logits)
             if settings.liger:
                 return liger.cross_entropy(t, logits, several)
             if settings.loss_format == "upcast":

@@ -49,6 +49,9 @@ def settings_of(plan: TrainingPlan, spec: ModelSpec) -> Settings:
         several=plan.sequences > 1 or attention_of(plan, spec) != "eager",
         longest_masked=max(shorter, default=0),
         litgpt=plan.implementation == "litgpt",
+        torchtune=plan.implementation == "torchtune",
+        compiled="model" in plan.compile and plan.method == "full",
+        compiled_loss="loss" in plan.compile,
         loss_format="fp32" if plan.loss_format == "model" and recipe.autocast else plan.loss_format,
         liger=model_class(spec.architecture).liger if plan.implementation == "liger" else None,
     )
