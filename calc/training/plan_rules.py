@@ -327,7 +327,7 @@ _PLAN_RULES: tuple[Rule, ...] = (
             )
         ),
         "optimizer_in_backward is modelled on one device without accumulation, with implementation 'hf', 'liger' or 'torchtune': "
-        "dp ({dp}), pp ({pp}), zero ({zero}), global_batch ({global_batch}), micro_batch ({micro_batch}), implementation {implementation!r}",
+        "dp ({dp}), pp ({pp}), zero ({zero}), global_batch ({global_batch}), micro_batch ({micro_batch}), {implementation!r}",
     ),
     *_OFFLOAD_RULES,
     (
