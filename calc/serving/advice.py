@@ -128,7 +128,11 @@ def _largest(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, field: str, mo
     """The largest value of a field that fits, by halving; 0 when 1 does not."""
 
     def fits(value: int) -> bool:
-        short = {"prompt": 0, "output": 0} if field == "context" and value < plan.prompt_tokens + plan.output else {}
+        short = (
+            {"prompt": None, "output": None}
+            if field == "context" and value < plan.prompt_tokens + plan.output_tokens
+            else {}
+        )
         return _fits(spec, plan, gpu, **{field: value}, **short) is not None
 
     return _bisect(fits, most)
@@ -233,7 +237,7 @@ def users_by_context(
         low, high = 0, len(users)
         while low < high:
             middle = (low + high) // 2
-            values = {"context": context, "concurrency": users[middle], "prompt": 0, "output": 0}
+            values = {"context": context, "concurrency": users[middle], "prompt": None, "output": None}
             room = capacity_of(spec, plan.model_copy(update=values), gpu)
             low, high = (middle + 1, high) if room.fits else (low, middle)
         found.append(low)

@@ -318,7 +318,7 @@ def cache_of(spec: ModelSpec, plan: ServingPlan) -> Cache:
     """The cache of a plan on one GPU."""
     sparse = any(isinstance(kind.mixer, LatentAttention) and kind.mixer.indexer for kind in spec.layers.kinds)
     packed = sparse and plan.engine == "vllm" and plan.kv_dtype == "fp8"
-    kinds = kept_tensors(spec, plan.tp, plan.keep_window, plan.keep_sinks, packed, plan.engine == "llama.cpp")
+    kinds = kept_tensors(spec, plan.tp, plan.keep_window or 0, plan.keep_sinks or 0, packed, plan.engine == "llama.cpp")
     if plan.engine == "llama.cpp" and (plan.cache_type_k or plan.cache_type_v):
         kinds = tuple(tuple(_typed(kept, plan) for kept in kind) for kind in kinds)
     return Cache(kinds, KV_FORMATS[plan.kv_dtype], plan)

@@ -124,8 +124,12 @@ class ServingPlan(SpeedOptions):
     concurrency: int = Field(
         1, ge=1, le=1_000_000, description="concurrent requests: sequences that have a cache at the same time"
     )
-    prompt: int = Field(0, ge=0, le=MOST_TOKENS, description="prompt tokens; 0: the context without the output")
-    output: int = Field(0, ge=0, le=MOST_TOKENS, description="tokens to generate after the prompt")
+    prompt: _AutoCount = Field(
+        None, ge=1, le=MOST_TOKENS, description="prompt tokens; left out: the context without the output"
+    )
+    output: _AutoCount = Field(
+        None, ge=1, le=MOST_TOKENS, description="tokens to generate after the prompt; left out: one"
+    )
     gpu_memory_utilization: float | None = Field(
         None,
         gt=0,
@@ -214,11 +218,11 @@ class ServingPlan(SpeedOptions):
         description="llama.cpp: layers, from the first on, whose experts stay on the host (-ncmoe)",
     )
     flash_attention: bool = Field(True, description="llama.cpp: compute attention without keeping its scores (-fa)")
-    keep_window: int = Field(
-        0, ge=0, le=MOST_TOKENS, description="StreamingLLM: keep only the last so many tokens; 0: keep all"
+    keep_window: _AutoCount = Field(
+        None, ge=1, le=MOST_TOKENS, description="StreamingLLM: keep only the last so many tokens; left out: keep all"
     )
-    keep_sinks: int = Field(
-        0, ge=0, le=MOST_TOKENS, description="StreamingLLM: first tokens kept next to the window (the paper keeps 4)"
+    keep_sinks: _AutoCount = Field(
+        None, ge=1, le=MOST_TOKENS, description="StreamingLLM: first tokens kept next to the window (the paper keeps 4)"
     )
     compute_efficiency: float = Field(
         1.0, gt=0, le=1, description="share of the dense peak that prefill reaches; 1: roofline"
@@ -229,16 +233,13 @@ class ServingPlan(SpeedOptions):
 
     @model_validator(mode="after")
     def _prompt_and_output_fit(self) -> ServingPlan:
-        if self.prompt + self.output > self.context:
-            raise ValueError(
-                f"prompt ({self.prompt}) + output ({self.output}) must be at most context ({self.context})"
-            )
+        prompt, output = self.prompt or 0, self.output_tokens
+        if prompt + output > self.context:
+            raise ValueError(f"prompt ({prompt}) + output ({output}) must be at most context ({self.context})")
         if self.tp * self.dp % self.ep:
             raise ValueError(f"ep ({self.ep}) must divide tp x dp ({self.tp} x {self.dp})")
         if self.keep_sinks and not self.keep_window:
-            raise ValueError(
-                f"keep_sinks ({self.keep_sinks}) needs a keep_window above 0; keep_window is {self.keep_window}"
-            )
+            raise ValueError(f"keep_sinks ({self.keep_sinks}) needs a keep_window; it is left out")
         if self.tensor_split and (len(self.splits) != self.pp or not sum(self.splits)):
             raise ValueError(
                 f"tensor_split ({self.tensor_split}) must have a share for each of pp ({self.pp}) GPUs, one above 0"
@@ -271,7 +272,12 @@ class ServingPlan(SpeedOptions):
     @property
     def prompt_tokens(self) -> int:
         """The prompt: as given, or what the output leaves of the context."""
-        return self.prompt or max(1, self.context - self.output)
+        return self.prompt or max(1, self.context - self.output_tokens)
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens after the prompt: as given, or none where the plan names none."""
+        return self.output or 0
 
 
 def check_layout(spec: ModelSpec, plan: ServingPlan) -> None:

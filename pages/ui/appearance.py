@@ -86,7 +86,7 @@ APPEARANCE: Mapping[str, Appearance] = {
     "layout": Appearance("Layout"),
     "seq": Appearance("Sequence (tokens)", _SEQUENCE),
     "context": Appearance("Context (tokens)", _doubling(1024, 2**20)),
-    "prompt": Appearance("Prompt (tokens)"),
+    "prompt": Appearance("Prompt (tokens)", placeholder="the context without the output"),
     "prompt_tokens": Appearance("Prompt (tokens)"),
     "output": Appearance("Output (tokens)", placeholder="none"),
     "keep_window": Appearance("Window kept (tokens)", placeholder="all"),

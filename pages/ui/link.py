@@ -33,7 +33,7 @@ _FIRST_START: Final = {  # what links without a version leave out
     "recompute": "none",
     "optimizer_kernel": "foreach",
     "tokens": None,
-    "output": 0,
+    "output": None,
 }
 _WRITTEN, _TOUCHED, _PLANS = "address written", "widget changed", "plans of the page"
 _MOST_CONFIG: Final = 2000  # characters of a compressed config in a link

@@ -65,3 +65,58 @@ def test_the_cache_is_what_the_program_holds(name):
         assert held == answer.kv_bytes - BATCH * dropped
         windowed = "sliding_window" in CACHES[name][1] or name == "ModernBertDecoderForCausalLM"  # by its class: 64
         assert bool(dropped) is (tokens > 64 and windowed)
+
+
+def test_a_decoder_keeps_the_encoders_keys_and_values_once():
+    """T5: the cross attention's cache has the prompt's tokens, the decoder's own those that it made."""
+    import torch
+    import transformers
+
+    config = transformers.T5Config(d_model=32, d_kv=8, d_ff=64, num_layers=3, num_heads=4, vocab_size=96)
+    config.decoder_start_token_id = 0
+    model = transformers.T5ForConditionalGeneration(config).to(torch.bfloat16).eval()
+    prompt, made = 24, 10
+    with torch.no_grad():
+        out = model(
+            input_ids=torch.ones(BATCH, prompt, dtype=torch.int64),
+            decoder_input_ids=torch.ones(BATCH, made, dtype=torch.int64),
+            use_cache=True,
+        )
+    caches = (out.past_key_values.self_attention_cache, out.past_key_values.cross_attention_cache)
+    held = [
+        sum(t.numel() * t.element_size() for layer in each.layers for t in (layer.keys, layer.values))
+        for each in caches
+    ]
+    named = {"architectures": ["T5ForConditionalGeneration"], "dtype": "bfloat16"}
+    spec = from_config(config.to_dict() | named)
+    answer = serve(spec, ServingPlan(context=prompt + made, prompt=prompt, concurrency=BATCH))
+    assert held[0] == BATCH * made * answer.kv_bytes_per_token
+    assert held[1] == BATCH * answer.kv_fixed_bytes
+
+
+@pytest.mark.parametrize("kept", ["fp8", "int8", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"])
+def test_a_quantised_cache_is_as_large_as_the_real_one_quantised(kept):
+    """The tensors of a real cache, cast or packed by torch and by gguf."""
+    import torch
+    import transformers
+    from gguf import GGMLQuantizationType, quants
+
+    config = transformers.LlamaConfig(
+        hidden_size=128,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=96,
+    )
+    model = transformers.LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    with torch.no_grad():
+        cache = model(torch.ones(BATCH, 40, dtype=torch.int64), use_cache=True).past_key_values
+    held = 0
+    for tensor in (tensor for layer in cache.layers for tensor in (layer.keys, layer.values)):
+        if kept in ("fp8", "int8"):
+            held += tensor.to(torch.float8_e4m3fn if kept == "fp8" else torch.int8).nbytes
+        else:
+            held += quants.quantize(tensor.float().numpy(), GGMLQuantizationType[kept.upper()]).nbytes
+    spec = from_config(config.to_dict() | {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"})
+    assert held == serve(spec, ServingPlan(context=40, concurrency=BATCH, kv_dtype=kept)).kv_bytes

@@ -116,7 +116,7 @@ def load_of(plan: ServingPlan, capacity: Capacity, rules: Scheduling) -> Load:
     of the output as the engine reserves.
     """
     mean = 1 - plan.length_spread / 2
-    prompt, output = plan.prompt_tokens * mean, max(plan.output, 1) * mean
+    prompt, output = plan.prompt_tokens * mean, max(plan.output_tokens, 1) * mean
     fits = inf
     if capacity.sequences:
         fits = max(1.0, capacity.sequences * plan.dp * plan.context / (prompt + output * (1 + rules.reserves) / 2))
@@ -161,7 +161,7 @@ def _speed(plan: ServingPlan, steps: StepTimes, found: Pace, ideal: Speed) -> Sp
         itl_p95_s=float(found.late),
         prefill_s=float(found.prefill),
         queued_s=float(found.queued),
-        decode_step=partial(_step, steps, running, plan.prompt_tokens + plan.output / 2),
+        decode_step=partial(_step, steps, running, plan.prompt_tokens + plan.output_tokens / 2),
         ideal=Ends(ideal.ttft_s, ideal.tpot_s, ideal.tokens_per_s),
         cost_per_million_tokens=_cost(plan, rate),
     )

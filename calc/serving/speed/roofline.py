@@ -81,7 +81,7 @@ def roofline(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, stored: Stored
     Decode is at the mean cache length of a generation: the prompt and half of the output. A token passes the stages one after
     another, so their bytes add up; pipelining several batches is not counted.
     """
-    length = plan.prompt_tokens + plan.output // 2
+    length = plan.prompt_tokens + plan.output_tokens // 2
     read = decode_weights(spec, stored, plan.concurrency)
     kv = plan.concurrency * cache.sequence_bytes(spec.layers.counts, length)
     if gpu is None:
