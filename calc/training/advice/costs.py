@@ -120,6 +120,8 @@ def _seq(before: TrainingPlan, after: TrainingPlan, spec: ModelSpec) -> Cost:
 
 def _gpus(text: str) -> Asked:
     def found(before: TrainingPlan, after: TrainingPlan, spec: ModelSpec) -> Cost:
+        if after.gpus == before.gpus:
+            return Cost(text)
         formula = Formula(r"\frac{<n_1>}{<n_0>}", "GPUs: dp · tp · pp · cp")
         numbers = {"n_1": after.gpus, "n_0": before.gpus}
         return Cost(text, "GPUs", after.gpus / before.gpus, formula, numbers)

@@ -35,7 +35,7 @@ class Move(NamedTuple):
     """One way to need less: values of a field from the mildest to the hardest, with what else must be set.
 
     `said` names the change, with the field's value. `falls`: the need falls from each value to the next, so that halving finds the
-    first that fits. `adds`: it takes more GPUs.
+    first that fits. `adds`: it takes more GPUs. `ranks`: the field's ranks come out of so many that it shares with data parallelism.
     """
 
     field: str
@@ -44,10 +44,12 @@ class Move(NamedTuple):
     also: Values
     falls: bool = False
     adds: bool = False
+    ranks: int = 0
 
     def at(self, value: object) -> Values:
         """The plan's new values."""
-        return {**self.also, self.field: value}
+        left = {"dp": self.ranks // value if isinstance(value, int) else None} if self.ranks else {}
+        return {**self.also, **left, self.field: value}
 
     def name(self, values: Values) -> str:
         value = values[self.field]
@@ -121,6 +123,11 @@ def _moves(plan: TrainingPlan, spec: ModelSpec) -> Iterator[Move]:
     yield Move("recompute", "recomputation: {}", levels[levels.index(plan.recompute) + 1 :], {}, True)
     if plan.offload == "none" and (plan.shards == 1 or plan.zero >= 2):
         yield Move("offload", "{} offloaded to the host", ("optimizer",), {})
+    if plan.dp > plan.dp_replicate == 1:
+        both = plan.tp * plan.dp
+        within = [value for value in _doubled(plan.tp, _MOST_TP) if both % value == 0]
+        said = "tensor parallelism over {} of the same GPUs"
+        yield Move("tp", said, within, {"global_batch": plan.batch}, ranks=both)
     yield Move("optimizer", "optimizer {}", _SMALLER[plan.optimizer], {}, True)
     if plan.recipe != "pure-bf16":
         yield Move("recipe", "recipe {}", ("pure-bf16",), {})
@@ -256,8 +263,8 @@ def changes_that_fit(spec: ModelSpec, plan: TrainingPlan, gpu: Gpu | None) -> tu
     """The smallest changes with which a step that does not fit does; () when it fits, or the GPU's memory is unknown.
 
     On the same GPUs: each single change at the mildest value that fits, the least painful first; the least painful pairs where
-    no single one is enough; one combination where no pair is. Then what fits on more GPUs, alone or, where no single change fits
-    on the same ones, with changes that leave the training as it is. InputError when plan and model do not go together.
+    no single one is enough; one combination where no pair is. Where no single change fits on the same ones, also what fits on more
+    GPUs, alone or with changes that leave the training as it is. InputError when plan and model do not go together.
     """
     before = train(spec, plan, gpu).driver_bytes
     limit = gpu.memory_bytes if gpu else None
@@ -291,12 +298,12 @@ def single_changes(answer: TrainingAnswer) -> tuple[Change, ...]:
 
 
 def _found(search: _Search, plan: TrainingPlan, spec: ModelSpec) -> list[Found]:
-    """What the search finds, on the same GPUs and on more."""
+    """What the search finds: on the same GPUs, and on more where no single change does on these."""
     moves = list(_moves(plan, spec))
     here, more = ([move for move in moves if move.adds is adds] for adds in (False, True))
     found = list(search.singles(here))
     if found:
-        return [*found, *search.singles(more)]
+        return found
     same = [move for move in here if move.field in _SAME_TRAINING]
     found = list(islice(search.pairs(here), _PAIRS)) or list(search.combined(here))
     for move in more:

@@ -82,13 +82,27 @@ def test_no_change_can_leave_out_one_of_its_parts(name, machine, values):
     assert len({change.flags for change in changes}) == len(changes)
     for change in changes:
         parts = [each for each in change.values if each != "global_batch"]
+        traded = (
+            "dp" in parts and change.values["dp"] < plan.dp
+        )  # tensor parallelism instead of data parallelism is one change
         if "dp" in parts and len(change.costs) < len(parts):
-            parts.remove("zero")  # FSDP is one change of both
+            parts.remove("dp" if traded else "zero")  # and FSDP is one of both
         assert len(change.costs) == len(parts)
         for part in parts if len(parts) > 1 else ():
-            dropped = {part} | ({"global_batch"} if part == "micro_batch" else set())
+            dropped = {part} | (
+                {"global_batch"} if part == "micro_batch" else {"dp"} if traded and part == "tp" else set()
+            )
             rest = {key: value for key, value in change.values.items() if key not in dropped}
             assert not near(spec, plan, values | rest, machine).fits, (change.name, part)
+
+
+def test_tensor_parallelism_over_the_same_gpus_is_offered_and_no_more_gpus_where_it_does():
+    spec = model("meta-llama-3-8b")
+    plan = TrainingPlan(dp=8, recipe="megatron-bf16", implementation="fused", global_batch=64)
+    changes = changes_that_fit(spec, plan, H100)
+    assert {change.plan.gpus for change in changes} == {8}
+    (traded,) = [change for change in changes if "tp" in change.values]
+    assert traded.values == {"tp": 4, "dp": 2, "global_batch": 64}
 
 
 @pytest.mark.parametrize(("name", "machine", "values"), FITS)
