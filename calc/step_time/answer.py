@@ -86,7 +86,10 @@ class TimeAnswer:
 
     @property
     def hfu(self) -> float | None:
-        return self.mfu * self._flops.hardware / self._flops.model if self.mfu is not None else None
+        if self.mfu is None:
+            return None
+        again = self._flops.hardware / self._flops.model - 1
+        return self.mfu * (1 + again / self.plan.recompute_every)
 
     @property
     def low(self) -> float:

@@ -116,13 +116,20 @@ def reduced_bytes(plan: TimePlan) -> int:
     return 2 if plan.recipe in ("pure-bf16", "mixed-16") else 4
 
 
+def gathers_eight_bits(plan: TimePlan) -> bool:
+    """Whether FSDP gathers weights as fp8: with Transformer Engine's recipes per tensor, in torchtitan where it is asked for."""
+    if plan.implementation == "torchtitan":
+        return plan.float8_all_gather
+    return plan.compute_format == "fp8" and plan.implementation != "hf"
+
+
 def data_parallel(
     plan: TimePlan, topology: Topology, plain: float, experts: float, layers: int, trained: float = 1.0
 ) -> DataParallel:
     """Collectives over a rank's parameters: `plain` ones over dp · cp, `experts` over dp · cp / ep. Weights travel in 16 bits
     (8 where fp8 weights are gathered), gradients as `reduced_bytes`; `trained` is the share of the weights that has any."""
     groups = ((plain, plan.dp * plan.cp, plan.tp), (experts, plan.dp * plan.cp // plan.ep, plan.tp * plan.ep))
-    weight = 1.0 if plan.compute_format == "fp8" and plan.implementation != "hf" else 2.0
+    weight = 1.0 if gathers_eight_bits(plan) else 2.0
     gradient = reduced_bytes(plan) * trained
     gather = reduce = 0.0
     pieces = max(1, layers)

@@ -133,6 +133,14 @@ def program_of(plan: TimePlan) -> Program:
     return COMPILED if compiled and plan.implementation != "fused" else PROGRAMS[plan.implementation]
 
 
+def loss_of(plan: TimePlan) -> str:
+    """The kind of cross-entropy: as asked for, or the program's own, which torch.compile may fuse by itself."""
+    if plan.loss is not None:
+        return plan.loss
+    compiled = "loss" in plan.compile or (plan.compiled and plan.implementation != "fused")
+    return "compiled" if compiled else PROGRAMS[plan.implementation].loss
+
+
 def layer_traffic(operations: LayerOperations, plan: TimePlan, sharding: Sharding) -> tuple[Traffic, ...]:
     """The memory-bound operators of one layer on one rank."""
     layer, program = operations.kind, program_of(plan)

@@ -33,7 +33,10 @@ class TimePlan(TrainingPlan):
         None,
         description="attention's program; left out: cudnn with implementation fused, unfused with attention eager, else flash-2",
     )
-    compiled: bool = Field(False, description="torch.compile fuses the memory-bound operators of each layer")
+    compiled: bool = Field(
+        False,
+        description="torch.compile fuses the memory-bound operators of each layer (of torchtitan and torchtune, compile says so)",
+    )
     cuda_graphs: CudaGraphs = Field(
         "none", description="what CUDA graphs replay without the host: nothing, all but the experts, or the whole step"
     )
@@ -122,6 +125,10 @@ class TimePlan(TrainingPlan):
         for name in self.recompute_modules:
             if name not in RECOMPUTABLE:
                 raise InputError.of("recompute_modules", name, f"it must be one of {', '.join(RECOMPUTABLE)}")
+        if self.compiled and self.implementation in ("torchtitan", "torchtune"):
+            raise InputError.of("compiled", True, f"implementation {self.implementation!r} says it by compile model")
+        if self.float8 != "none" and self.matmul not in (None, "fp8"):
+            raise InputError.of("matmul", self.matmul, f"float8 {self.float8!r} means fp8")
         if self.recompute_modules and self.recompute == "full":
             raise InputError.of(
                 "recompute_modules", ",".join(self.recompute_modules), "recompute full repeats all of them"
@@ -131,8 +138,8 @@ class TimePlan(TrainingPlan):
     @cached_property
     def compute_format(self) -> Format:
         """The number format of the layers' matrix products."""
-        if self.matmul is not None:
-            return self.matmul
+        if self.matmul is not None or self.float8 != "none":
+            return self.matmul or "fp8"
         by_recipe: dict[str, Format] = {"fp32": "fp32", "fp8": "fp8", "mixed-16": "fp16", "megatron-fp16": "fp16"}
         return by_recipe.get(self.recipe, "bf16")
 

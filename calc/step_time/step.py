@@ -15,7 +15,7 @@ from calc.model.spec import ModelSpec
 from calc.step_time.communication import DataParallel, LayerCommunication, data_parallel, layer_communication
 from calc.step_time.layer_times import LayerSeconds, LayerTimer, Seconds
 from calc.step_time.machine import OVERLAP_SLOWDOWN, host_seconds
-from calc.step_time.memory_bound import LOSSES, Traffic, program_of
+from calc.step_time.memory_bound import LOSSES, Traffic, loss_of
 from calc.step_time.operations import Gemm, LayerOperations, Sharding, end_parameters, head_gemms, stack_operations
 from calc.step_time.optimizer import HOST_ADAM, offload_bytes, optimizer_bytes
 from calc.step_time.pipelining import layers_of_ranks, pipeline_bubble
@@ -113,7 +113,7 @@ class Step:
         gemms = head_gemms(self.spec, self.sharding)
         loss = None
         if gemms:
-            each = LOSSES[self.plan.loss or program_of(self.plan).loss]
+            each = LOSSES[loss_of(self.plan)]
             logits = float(gemms[0].m) * gemms[0].n
             loss = Traffic("loss", logits * each.forward, logits * each.backward, each[2], each[3])
         return self.timer.head(gemms, loss)

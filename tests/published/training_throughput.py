@@ -401,6 +401,11 @@ def _titan_gpu(text: str) -> Gpu:
     return gpu("h100-sxm-80gb")
 
 
+def _compiled(source: str) -> tuple[str, ...]:
+    """What torchtitan compiles: its layers, and since spring 2025 the loss too (before, "compiling loss function causes CUDA errors")."""
+    return ("model", "loss") if "_2025" in source else ("model",)
+
+
 def _torchtitan(row: dict[str, Any]) -> Case:
     """torchtitan: FSDP2 with fp32 shards, gathered in bf16 and reduced in fp32, fused AdamW, SDPA's FlashAttention-2; eager unless the row
     says compile."""
@@ -421,7 +426,8 @@ def _torchtitan(row: dict[str, Any]) -> Case:
     plan = {
         "implementation": "torchtitan",
         "recipe": "fsdp-bf16",
-        "matmul": "fp8" if narrow else "bf16",
+        "float8": "rowwise" if "rowwise" in extra else "tensorwise" if narrow else "none",
+        "float8_all_gather": narrow and "rowwise" not in extra,
         "seq": int(c["seq_len"]),
         "micro_batch": int(micro),
         "dp": dp,
@@ -431,13 +437,14 @@ def _torchtitan(row: dict[str, Any]) -> Case:
         "ep": ep,
         "zero": 3,
         "recompute": "full"
-        if recompute.startswith("full")
+        if recompute.startswith(("full", "selective layer"))
         else "none"
         if recompute.startswith("none")
         else "selective",
         "reshard_after_forward": "never" not in str(c.get("reshard_after_forward", "")),
         "optimizer_kernel": "fused",
-        "compiled": compiled,
+        "compile": _compiled(row["source"]) if compiled or narrow else (),
+        "recompute_every": 2 if "selective layer" in recompute else 1,
         "tp_overlap": "asynctp" in extra.lower(),
         "dropout": "off",
     }
@@ -458,8 +465,6 @@ def _torchtitan(row: dict[str, Any]) -> Case:
         apart.append(
             "attention by SDPA's memory-efficient kernel, values being narrower than keys; no source gives its rate"
         )
-    if "selective layer" in recompute:
-        apart.append("recomputes every second layer, which the plan does not express")
     return Case(row, spec, TimePlan(**plan), _titan_gpu(str(c["gpu"])), "; ".join(apart))
 
 

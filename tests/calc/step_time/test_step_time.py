@@ -107,6 +107,33 @@ def test_megatrons_own_router_and_dispatcher_launch_more_than_fused_ones():
     assert plain.busiest.host > fused.busiest.host
 
 
+def test_torchtitans_float8_and_compilation_change_products_gathers_and_loss(llama):
+    titan = {"implementation": "torchtitan", "recipe": "fsdp-bf16", "zero": 3, "dp": 64, "seq": 8192}
+    plans = [
+        {},
+        {"compile": ("model",)},
+        {"compile": ("model", "loss")},
+        {"compile": ("model",), "float8": "tensorwise"},
+    ]
+    plans.append(plans[-1] | {"float8_all_gather": True})
+    plain, layers, loss, narrow, gathered = (step_time(llama, TimePlan(**titan, **more), H100).step for more in plans)
+    assert layers.kinds[0].forward.families["memory_bound"] < plain.kinds[0].forward.families["memory_bound"]
+    assert layers.head.forward.total == plain.head.forward.total > loss.head.forward.total
+    assert narrow.kinds[0].forward.families["gemms"] < layers.kinds[0].forward.families["gemms"]
+    assert gathered.busiest.shared.forward < narrow.busiest.shared.forward
+    with pytest.raises(ValueError, match="by compile model"):
+        TimePlan(**titan, compiled=True)
+    with pytest.raises(ValueError, match="means fp8"):
+        TimePlan(**titan, **plans[3], matmul="bf16")
+
+
+def test_one_recomputed_layer_of_so_many_costs_its_share(llama):
+    titan = {"implementation": "torchtitan", "recipe": "fsdp-bf16", "zero": 3, "dp": 8, "recompute": "full"}
+    all_, half = (step_time(llama, TimePlan(**titan, recompute_every=every), H100) for every in (1, 2))
+    assert half.step.busiest.layers.again.total == pytest.approx(all_.step.busiest.layers.again.total / 2)
+    assert half.hfu / half.mfu - 1 == pytest.approx((all_.hfu / all_.mfu - 1) / 2)
+
+
 def test_twice_the_gpus_halve_the_micro_batches_and_nearly_the_time(llama):
     plan = {"zero": 1, "recipe": "megatron-bf16", "implementation": "fused", "global_batch": 64}
     one, two = (step_time(llama, TimePlan(dp=dp, **plan), H100).step_seconds for dp in (8, 16))
