@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from calc.measurements.records import Measured, Records, as_csv
+from measure.cli import main
 from measure.devices import likely, lock_name
 from measure.workloads import SUITES, WORKLOADS
 
@@ -22,13 +24,24 @@ def own_data(tmp_path, monkeypatch):
     monkeypatch.setenv("PLUMBLINE_DATA", str(tmp_path))
 
 
-def measure(*arguments, code=0):
-    done = subprocess.run(
-        [sys.executable, "-m", "measure", *arguments], capture_output=True, text=True, cwd=ROOT, check=False
-    )
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    return done
+class Done(NamedTuple):
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def measure(capfd):
+    """`python -m measure` in this process: what it printed, once its exit code is as expected."""
+
+    def run(*arguments, code=0):
+        capfd.readouterr()
+        found = main(arguments)
+        done = Done(*capfd.readouterr())
+        assert found == code, done.stderr
+        assert "Traceback" not in done.stderr
+        return done
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -59,7 +72,7 @@ def measure(*arguments, code=0):
         (("devices", "--format", "xml"), "--format: 'xml' is not allowed"),
     ],
 )
-def test_bad_input_is_one_line_that_says_what_is_allowed(arguments, message):
+def test_bad_input_is_one_line_that_says_what_is_allowed(arguments, message, measure):
     done = measure(*arguments, code=2)
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
@@ -67,14 +80,14 @@ def test_bad_input_is_one_line_that_says_what_is_allowed(arguments, message):
 
 
 @pytest.mark.torch
-def test_a_device_that_is_not_there_is_refused_with_those_that_are():
+def test_a_device_that_is_not_there_is_refused_with_those_that_are(measure):
     done = measure("run", "decoder-states", "--device", "cuda:99", code=2)
     assert "--device: 'cuda:99' is not allowed; this machine has " in done.stderr
     assert "cpu" in done.stderr
 
 
 @pytest.mark.torch
-def test_a_run_prints_its_rows_and_results_has_them_again():
+def test_a_run_prints_its_rows_and_results_has_them_again(measure):
     done = measure("run", "decoder-states", "--device", "cpu", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
     assert len(rows) == 150
@@ -90,7 +103,7 @@ def test_a_run_prints_its_rows_and_results_has_them_again():
 
 
 @pytest.mark.torch
-def test_devices_tells_what_is_here_and_why_the_rest_is_not():
+def test_devices_tells_what_is_here_and_why_the_rest_is_not(measure):
     answer = json.loads(measure("devices", "--format", "json").stdout)
     assert answer["devices"][-1]["name"] == "cpu"
     assert answer["devices"][-1]["memory_bytes"] > 2**30
@@ -98,13 +111,13 @@ def test_devices_tells_what_is_here_and_why_the_rest_is_not():
         assert answer["notes"][0].startswith("no GPU: ")
 
 
-def test_list_names_the_workloads_and_the_formula_that_each_tests():
+def test_list_names_the_workloads_and_the_formula_that_each_tests(measure):
     rows = json.loads(measure("list", "--format", "json").stdout)
     assert [row["name"] for row in rows] == [*WORKLOADS, *SUITES]
     assert all(row["tests"] and row["needs"] for row in rows)
 
 
-def test_someone_elses_results_are_taken_in_and_compared(tmp_path):
+def test_someone_elses_results_are_taken_in_and_compared(tmp_path, measure):
     row = Measured("4096", "rate/bf16/torch", 989.5, 790.0, "TFLOP/s")
     theirs = Records(tmp_path / "theirs")
     theirs.begin("one", "matmul-rate", {}, {"device": "NVIDIA H100 80GB HBM3"})
@@ -126,7 +139,7 @@ def test_someone_elses_results_are_taken_in_and_compared(tmp_path):
     assert "FILE: 'none.csv' is not allowed" in measure("import", "none.csv", code=2).stderr
 
 
-def test_a_file_that_would_be_waited_for_or_is_too_large_is_not_read(tmp_path):
+def test_a_file_that_would_be_waited_for_or_is_too_large_is_not_read(tmp_path, measure):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to(tmp_path / "pipe")
     with (tmp_path / "sparse").open("wb") as file:
@@ -141,7 +154,7 @@ def test_a_file_that_would_be_waited_for_or_is_too_large_is_not_read(tmp_path):
 
 
 @pytest.mark.torch
-def test_what_stops_a_single_workload_is_told_once(tmp_path):
+def test_what_stops_a_single_workload_is_told_once(tmp_path, measure):
     """A refusal that only the measuring process can make: nothing of the model's layers repeats."""
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128}
     config |= {"num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 500}
@@ -150,7 +163,7 @@ def test_what_stops_a_single_workload_is_told_once(tmp_path):
     assert done.stderr.count("do not repeat") == 1
 
 
-def test_results_of_a_newer_program_are_refused_in_one_line(tmp_path):
+def test_results_of_a_newer_program_are_refused_in_one_line(tmp_path, measure):
     import sqlite3
 
     with sqlite3.connect(tmp_path / "results.sqlite3") as connection:

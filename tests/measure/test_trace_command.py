@@ -5,10 +5,12 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 
 import psutil
 import pytest
 
+from calc.errors import InputError
 from measure.cli import main
 
 pytestmark = pytest.mark.torch
@@ -22,6 +24,21 @@ SMALL = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
 }
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """The trace in this process: what its child is asked and answers, without the seconds that another Python takes to start."""
+    from measure.trace import command
+    from measure.trace.__main__ import answer
+
+    def observe(config, options, seconds, *_):
+        found = json.loads(json.dumps(answer(json.loads(json.dumps({"config": config, "options": asdict(options)})))))
+        if "error" in found:
+            raise InputError(found["error"], found["field"])
+        return found
+
+    monkeypatch.setattr(command, "observe", observe)
 
 
 @pytest.fixture
@@ -49,7 +66,7 @@ def test_json_has_the_keys_of_a_prediction_and_parts_that_sum_to_the_peak(small,
     assert answer["layers"] == 4
 
 
-def test_a_gpu_tells_whether_it_fits_with_the_lines_that_no_tensor_shows(small, capsys):
+def test_a_gpu_tells_whether_it_fits_with_the_lines_that_no_tensor_shows(small, capsys, here):
     assert (
         main(["trace", small, "--seq", "64", "--gpu-memory-gib", "1", "--context-mib", "600", "--format", "json"]) == 0
     )
@@ -59,7 +76,7 @@ def test_a_gpu_tells_whether_it_fits_with_the_lines_that_no_tensor_shows(small, 
     assert answer["fits"] is (answer["headroom_bytes"] >= 0) is True
 
 
-def test_the_ledger_names_modules_and_operations_and_progress_goes_to_standard_error(small, capfd):
+def test_the_ledger_names_modules_and_operations_and_progress_goes_to_standard_error(small, capfd, here):
     assert main(["trace", small, "--seq", "128", "--ledger"]) == 0
     out, err = capfd.readouterr()
     assert "mlp.down_proj mm" in out
@@ -89,7 +106,7 @@ def test_what_a_trace_does_not_run_is_refused_by_name(small, capsys, flags, comp
     assert (out, err.count("\n")) == ("", 1)
 
 
-def test_what_transformers_cannot_build_is_one_line(tmp_path, capfd):
+def test_what_transformers_cannot_build_is_one_line(tmp_path, capfd, here):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**SMALL, "model_type": "no-such-model"}))
     assert main(["trace", str(path)]) == 2
@@ -104,13 +121,13 @@ def test_what_transformers_cannot_build_is_one_line(tmp_path, capfd):
         ("snowflake-arctic-embed-m", "BertModel has no head over a vocabulary and so no loss"),
     ],
 )
-def test_a_model_that_makes_no_step_on_text_is_refused_by_name(name, complaint, capfd):
+def test_a_model_that_makes_no_step_on_text_is_refused_by_name(name, complaint, capfd, here):
     assert main(["trace", name, "--seq", "64"]) == 2
     last = capfd.readouterr().err.strip().splitlines()[-1]
     assert last == f"MODEL: {complaint}: its step on text alone cannot be run"
 
 
-def test_more_layers_than_the_model_has_are_refused(small, capfd):
+def test_more_layers_than_the_model_has_are_refused(small, capfd, here):
     assert main(["trace", small, "--seq", "64", "--layers", "99"]) == 2
     assert capfd.readouterr().err.strip().splitlines()[-1] == "layers: 99 is not allowed; LlamaForCausalLM has 4"
 
@@ -129,7 +146,7 @@ def test_the_command_line_imports_no_torch_before_the_child_does():
 NAMED = {"architectures": ["LlamaForCausalLM"], **SMALL}
 
 
-def test_compare_prints_prediction_and_trace_by_path(tmp_path, capsys):
+def test_compare_prints_prediction_and_trace_by_path(tmp_path, capsys, here):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(NAMED))
     assert main(["trace", str(path), "--seq", "64", "--micro-batch", "2", "--compare", "--format", "csv"]) == 0
