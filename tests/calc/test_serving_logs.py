@@ -122,6 +122,7 @@ def test_what_is_no_log_is_refused(text):
         facts(text)
 
 
+@pytest.mark.slow
 def test_a_log_without_end_is_cut_at_100_mb():
     def endless():
         while True:

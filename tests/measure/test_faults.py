@@ -117,6 +117,7 @@ def test_the_row_that_a_full_disk_kept_out_of_the_store_is_printed(tmp_path):
     assert len(printed) > 5
 
 
+@pytest.mark.slow
 def test_ten_cancels_at_random_moments_lose_no_row_and_leave_nothing():
     """A moment is a number of events that have come: before the start, while the device is waited for, between any two rows."""
     moments = random.Random(11)
@@ -141,6 +142,7 @@ def test_ten_cancels_at_random_moments_lose_no_row_and_leave_nothing():
         assert not any(alive(process) for process in processes)
 
 
+@pytest.mark.slow
 def test_five_runs_that_race_for_one_device_have_it_one_after_the_other():
     racers = [started("three") for _ in range(5)]
     told = [finish(process)[0] for process in racers]

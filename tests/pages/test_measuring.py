@@ -194,6 +194,7 @@ def test_a_question_is_answered_or_refused_in_one_line():
         runs.ask("list", seconds=0.001)
 
 
+@pytest.mark.slow
 def test_twenty_presses_at_once_run_one_after_the_other_and_lose_nothing():
     for key in [start("three") for _ in range(20)]:
         assert ended(key).outcome == "finished"

@@ -43,6 +43,7 @@ def test_tokens_a_second_are_within_the_bar(good, experts):
 
 
 # one of each kind: programs, sources, sizes, GPUs; the others were tried once (their best is up to 30 % faster than what was used)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["lf-10", "lf-59", "mbr-249", "mbr-297", "mbr-407",

@@ -156,6 +156,7 @@ def test_splits_count_as_one_file(tmp_path):
         run(["params", str(names[0])])
 
 
+@pytest.mark.slow
 def test_a_large_vocabulary_takes_a_second_and_little_memory(tmp_path):
     path = write_gguf(tmp_path / "vocabulary.gguf", llama(), metadata=LLAMA, tokens=200_000)
     start = time.monotonic()

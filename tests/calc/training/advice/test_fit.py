@@ -58,6 +58,7 @@ def plan_of(values) -> TrainingPlan:
     return validated(TrainingPlan, values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "machine", "values"), TOO_LARGE)
 def test_every_change_once_applied_fits_and_says_what_it_needs(name, machine, values):
     spec, plan = model(name), plan_of(values)
