@@ -92,6 +92,13 @@ def test_energy_and_carbon_are_those_of_the_llama_paper(hours, mwh, tonnes):
     assert abs(answer.carbon_kg / 1000 - tonnes) <= 0.5
 
 
+def test_a_gpu_that_draws_a_share_of_its_board_power_takes_that_share_of_the_energy():
+    plan = ComputePlan(gpu_hours=1000, power_utilization=0.6, pue=1.1)
+    assert compute(load("llama-2-7b"), plan, A100).causal.energy_kwh == pytest.approx(
+        240 * 1.1, rel=1e-12
+    )  # 240 W of 400
+
+
 def test_time_is_flops_over_gpus_peak_and_mfu():
     plan = ComputePlan(tokens=10**12, gpus=256, mfu=0.4, price_per_gpu_hour=2.0, recompute="full")
     answer = compute(load("llama-2-7b"), plan, A100).causal

@@ -47,6 +47,20 @@ def test_a_weight_in_nf4_takes_the_bytes_of_our_kernel_and_of_bitsandbytes(shape
     assert {name: part.nbytes for name, part in tables.items()} == dict(BASE_FORMATS["nf4"].tables)
 
 
+@pytest.mark.parametrize(("name", "kind"), [("nf4-single", "nf4"), ("fp4", "fp4")])
+def test_a_format_with_one_level_of_scales_takes_bitsandbytes_bytes(name, kind):
+    functional = pytest.importorskip("bitsandbytes.functional")
+    for shape in [(64, 64), (96, 200), (3, 5), (1024, 4096)]:
+        packed, state = functional.quantize_4bit(torch.randn(shape), blocksize=64, quant_type=kind)
+        kept = BASE_FORMATS[name]
+        elements = shape[0] * shape[1]
+        assert (
+            sum(each.bytes * ceil_div(elements, each.per) for each in kept.stored)
+            == packed.nbytes + state.absmax.nbytes
+        )
+        assert dict(kept.tables) == {"levels": state.code.nbytes}
+
+
 @pytest.mark.recorded
 @pytest.mark.parametrize(("name", "changes"), CASES, ids=[f"{name}-{changes}" for name, changes in CASES])
 def test_the_formula_is_the_traced_program(name, changes):
