@@ -116,12 +116,12 @@ def _most_context(spec: ModelSpec) -> int:
 
 
 def _fits(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, **values: object) -> Capacity | None:
-    """The room with these values when the plan fits, else None; a plan that its rules refuse does not fit."""
+    """The capacity with these values when the plan fits, else None; a plan that its rules refuse does not fit."""
     try:
-        room = capacity_of(spec, ServingPlan.model_validate(plan.model_dump(exclude_unset=True) | values), gpu)
+        capacity = capacity_of(spec, ServingPlan.model_validate(plan.model_dump(exclude_unset=True) | values), gpu)
     except (InputError, ValueError):
         return None
-    return room if room.fits else None
+    return capacity if capacity.fits else None
 
 
 def _largest(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, field: str, most: int) -> int:
@@ -156,11 +156,11 @@ def _reason(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, field: str, val
         return f"{value:,} {what}: no more are looked for"
     try:
         more = ServingPlan.model_validate(plan.model_dump(exclude_unset=True) | {field: value + 1})
-        room = capacity_of(spec, more, gpu)
+        capacity = capacity_of(spec, more, gpu)
     except (InputError, ValueError) as error:
         return f"{value:,} {what}: one more is refused ({error})"
-    short = -(room.headroom or 0)
-    needs = f"one more needs {show_bytes(room.needed or 0)} of {show_bytes(room.limit or 0)}"
+    short = -(capacity.headroom or 0)
+    needs = f"one more needs {show_bytes(capacity.needed or 0)} of {show_bytes(capacity.limit or 0)}"
     return (
         f"{value:,} {what}: {needs}" if short > 0 else f"{value:,} {what}: one more finds no whole block of the cache"
     )
@@ -187,22 +187,25 @@ def _smallest_gpu(spec: ModelSpec, plan: ServingPlan) -> str | None:
 def _fixes(spec: ModelSpec, plan: ServingPlan, gpu: Gpu | None, now: Capacity) -> Iterator[ServingChange]:
     """The changes that fit, those on the same GPUs first."""
     for values, cost in _moves(spec, plan, gpu):
-        room = _fits(spec, plan, gpu, **values)
-        if room and room.needed is not None:
-            yield ServingChange(values, room.needed, (now.needed or 0) - room.needed, cost)
+        capacity = _fits(spec, plan, gpu, **values)
+        if capacity and capacity.needed is not None:
+            yield ServingChange(values, capacity.needed, (now.needed or 0) - capacity.needed, cost)
     for count, layout in zip(_COUNTS, _layouts(plan), strict=True):
         now_used = plan.pp if plan.engine == "llama.cpp" else plan.tp
-        room = _fits(spec, plan, gpu, **layout) if count > now_used else None
-        if room and room.needed is not None:
+        capacity = _fits(spec, plan, gpu, **layout) if count > now_used else None
+        if capacity and capacity.needed is not None:
             cost = f"{count / now_used:g} times the GPUs"
-            yield ServingChange(layout, room.needed, (now.needed or 0) - room.needed, cost)
+            yield ServingChange(layout, capacity.needed, (now.needed or 0) - capacity.needed, cost)
             break
     name = _smallest_gpu(spec, plan)
     if name and gpu and name != gpu.name:
-        room = _fits(spec, plan, gpus()[name])
-        if room and room.needed is not None:
+        capacity = _fits(spec, plan, gpus()[name])
+        if capacity and capacity.needed is not None:
             yield ServingChange(
-                {"gpu": name}, room.needed, (now.needed or 0) - room.needed, f"another card: {gpus()[name].title}"
+                {"gpu": name},
+                capacity.needed,
+                (now.needed or 0) - capacity.needed,
+                f"another card: {gpus()[name].title}",
             )
 
 
@@ -238,7 +241,7 @@ def users_by_context(
         while low < high:
             middle = (low + high) // 2
             values = {"context": context, "concurrency": users[middle], "prompt": None, "output": None}
-            room = capacity_of(spec, plan.model_copy(update=values), gpu)
-            low, high = (middle + 1, high) if room.fits else (low, middle)
+            capacity = capacity_of(spec, plan.model_copy(update=values), gpu)
+            low, high = (middle + 1, high) if capacity.fits else (low, middle)
         found.append(low)
     return found

@@ -58,7 +58,7 @@ class TrainingAnswer:
     @property
     def phase_parts(self) -> dict[str, dict[str, int]]:
         """The parts of each phase's highest point by name; they sum to `phases`."""
-        return {phase: dict(self.worst.alive(phase, moment)) for phase, moment in self.worst.moments.items()}
+        return {phase: dict(self.worst.live_parts(phase, moment)) for phase, moment in self.worst.moments.items()}
 
     @property
     def parameters_bytes(self) -> int:

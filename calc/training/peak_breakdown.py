@@ -32,7 +32,7 @@ def _plain(name: str, value: int, latex: str, numbers: dict[str, int], source: s
 def components(memory: StageMemory) -> tuple[Component, ...]:
     """What is alive at the highest point of the step; the leaves sum to its bytes."""
     phase, moment = memory.peak
-    parts = {name for name, size in memory.alive(phase, moment) if size}
+    parts = {name for name, size in memory.live_parts(phase, moment) if size}
     kept = [name for name in GROUPS if name in parts]
     made = list(state_components(memory.groups, memory.key, tuple(kept)))
     for name, leaves in _AFTER_STATES.items():
@@ -105,23 +105,23 @@ def _in_flight(memory: StageMemory, phase: str, moment: Moment) -> Iterable[Comp
 
 
 def _gathered(memory: StageMemory, phase: str, moment: Moment) -> Iterable[Component]:
-    yield Component("gathered", children=memory.gathered.leaves(phase, moment.segment, moment.at))
+    yield Component("gathered", children=memory.full_weights.leaves(phase, moment.segment, moment.at))
 
 
 def _working(memory: StageMemory, phase: str, moment: Moment) -> Iterable[Component]:
     """What the segment itself holds at that moment."""
     segment = memory.segments[moment.segment]
     if moment.at == "block":
-        alive = segment.alive(phase, memory.shape.adds_at_once)
+        parts = segment.live_parts(phase, memory.shape.adds_at_once)
     else:
         held = memory.shape.around(phase, segment, moment.at).items()
         source = "what the block begins or ends with"
-        alive = tuple(_plain(name, value, "<x>", {"x": value}, source) for name, value in held if value)
-    yield Component("working", children=placed(segment.path, alive, 1) if alive else ())
+        parts = tuple(_plain(name, value, "<x>", {"x": value}, source) for name, value in held if value)
+    yield Component("working", children=placed(segment.path, parts, 1) if parts else ())
 
 
 def _pass(memory: StageMemory, phase: str, moment: Moment) -> Iterable[Component]:
-    yield Component("working", children=memory.shape.pass_of(phase).alive(phase, False))
+    yield Component("working", children=memory.shape.pass_of(phase).live_parts(phase, False))
 
 
 def _optimizer_step(memory: StageMemory, phase: str, moment: Moment) -> list[Component]:
@@ -136,7 +136,7 @@ def _optimizer_step(memory: StageMemory, phase: str, moment: Moment) -> list[Com
     return [_plain("optimizer_step", memory.step_bytes, rf"{copies} \cdot <m>", numbers, source, ledger.url)]
 
 
-# the parts of `StageMemory.alive` as leaves, in the order of the tree: after the states, kept from forward to backward, passing
+# the parts of `StageMemory.live_parts` as leaves, in the order of the tree: after the states, kept from forward to backward, passing
 _AFTER_STATES: Final[dict[str, Leaves]] = {
     "older_weights": _older,
     "ddp_buckets": _buckets,

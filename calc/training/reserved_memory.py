@@ -17,7 +17,7 @@ from calc.training.caching_allocator import SMALL, SMALL_SEGMENT, CachingAllocat
 from calc.training.caching_allocator import Block as Held
 from calc.training.deepspeed.engine import FP32, WIDTH
 from calc.training.deepspeed.stage import engine_of
-from calc.training.states.fsdp_buffers import Gathered, Group
+from calc.training.states.fsdp_buffers import FsdpBuffers, Group
 from calc.training.states.recipes import OPTIMIZERS
 from calc.training.states.sharding import Placed, StateKey
 from calc.training.states.tensors import Tensors
@@ -73,7 +73,7 @@ class Replay:
         self.memory, self.allocator = memory, allocator
         self.programs = [program_of(*segment.program) for segment in memory.segments if segment.program]
         self.gradients: dict[tuple[int, int], Held] = {}
-        self.fsdp = _Fsdp(self, memory.gathered) if isinstance(memory.gathered, Gathered) else None
+        self.fsdp = _Fsdp(self, memory.full_weights) if isinstance(memory.full_weights, FsdpBuffers) else None
         self.averaged: Held | None = None  # DeepSpeed's gradients of the micro-batches so far
         self.engine = memory.plan.implementation == "deepspeed"
         self.sharded = memory.plan.shards if memory.plan.zero >= 2 else 1  # ranks that share the gradients
@@ -138,16 +138,16 @@ class Replay:
     def micro_batch(self) -> None:
         """Forward through all segments and back."""
         constants = [self.large(int(c.leaf.total)) for c in self.memory.constants if c.until not in ("end", "backward")]
-        alive: list[dict[int, Held]] = []
+        saved: list[dict[int, Held]] = []
         passed: Held | None = None
         inner = self._inner()
         for index, program in enumerate(self.programs):
-            passed = self._forward(index, program, passed, alive, index in inner)
+            passed = self._forward(index, program, passed, saved, index in inner)
         constants += [self.large(int(c.leaf.total)) for c in self.memory.constants if c.until == "backward"]
         part: Held | None = None
         gradient: Held | None = None
         for index in reversed(range(len(self.programs))):
-            gradient = self._backward(index, alive.pop(), gradient, index in inner)
+            gradient = self._backward(index, saved.pop(), gradient, index in inner)
             part = part or self.large(self.memory.shape.partition)  # with the first bucket
         if self.fsdp:
             self.fsdp.end()
@@ -165,11 +165,11 @@ class Replay:
         return found if not (self.fsdp and self.fsdp.active) else set()
 
     def _forward(
-        self, index: int, program: Program, passed: Held | None, alive: list[dict[int, Held]], inner: bool
+        self, index: int, program: Program, passed: Held | None, saved: list[dict[int, Held]], inner: bool
     ) -> Held | None:
         held: dict[int, Held] = {} if passed is None else {0: passed}
         if inner:
-            alive.append(held)
+            saved.append(held)
             self._send_away(index, held)
             return self.large(program.output[1])
         if self.fsdp:
@@ -178,9 +178,9 @@ class Replay:
         if self.fsdp:
             self.fsdp.after_forward(index)
         output = held.pop(program.output[0], None)
-        alive.append({number: held.pop(number) for number, _ in program.kept if number in held})
+        saved.append({number: held.pop(number) for number, _ in program.kept if number in held})
         self.drop(*held.values())
-        self._send_away(index, alive[-1])
+        self._send_away(index, saved[-1])
         return output
 
     def _send_away(self, index: int, kept: dict[int, Held]) -> None:
@@ -237,8 +237,8 @@ class Replay:
 class _Fsdp:
     """The buffers of FSDP2's gathers and reduce-scatters, in the order in which it makes them."""
 
-    def __init__(self, replay: Replay, gathered: Gathered) -> None:
-        self.replay, self.gathered, self.active = replay, gathered, gathered.active
+    def __init__(self, replay: Replay, buffers: FsdpBuffers) -> None:
+        self.replay, self.buffers, self.active = replay, buffers, buffers.active
         self.whole: dict[int, list[Held | None]] = {}
         self.flat: dict[int, Held | None] = {}
         self.reducing: Held | None = None
@@ -247,10 +247,10 @@ class _Fsdp:
 
     def _group(self, index: int) -> tuple[int, Group] | None:
         """The segment's group: a layer's, or -1 and the root's."""
-        layer = index - self.gathered.first
-        if 0 <= layer < len(self.gathered.layers):
-            return layer, self.gathered.layers[layer]
-        return None if self.gathered.apart else (-1, self.gathered.root)
+        layer = index - self.buffers.first
+        if 0 <= layer < len(self.buffers.layers):
+            return layer, self.buffers.layers[layer]
+        return None if self.buffers.apart else (-1, self.buffers.root)
 
     def _gather(self, layer: int, group: Group) -> None:
         if layer not in self.flat and layer not in self.whole:
@@ -272,8 +272,8 @@ class _Fsdp:
 
     def after_forward(self, index: int) -> None:
         found = self._group(index) if self.active else None
-        last = self.gathered.apart and found is not None and found[0] == len(self.gathered.layers) - 1
-        if found is not None and found[0] >= 0 and not self.gathered.keeps and not last:
+        last = self.buffers.apart and found is not None and found[0] == len(self.buffers.layers) - 1
+        if found is not None and found[0] >= 0 and not self.buffers.keeps and not last:
             self.replay.drop(*self.whole.pop(found[0], ()))
         if last:  # the model's forward has ended, and the loss lies behind it
             self.replay.drop(*self.flat.values())
@@ -314,7 +314,7 @@ class _Fsdp:
         if not self.active:
             return
         if self.waiting:
-            self._scatter(-1, self.gathered.root, self.waiting)
+            self._scatter(-1, self.buffers.root, self.waiting)
             self.waiting = []
         self.replay.drop(self.reducing, *self.flat.values(), *chain.from_iterable(self.whole.values()))
         self.reducing = None

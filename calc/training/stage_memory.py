@@ -18,7 +18,7 @@ from calc.training.plan import TrainingPlan
 from calc.training.programs import program_of
 from calc.training.reserved_memory import replayed
 from calc.training.stage_shape import Moment, StageShape
-from calc.training.states.fsdp_buffers import Gathered, gathered
+from calc.training.states.fsdp_buffers import FsdpBuffers, fsdp_buffers
 from calc.training.states.optimizer_step import StepBytes
 from calc.training.states.sharding import Placed, StateKey
 from calc.training.states.stage_tensors import groups_of, model_of
@@ -62,8 +62,8 @@ class StageMemory:
         return self.shape.key
 
     @property
-    def gathered(self) -> Gathered | LiveParameters:
-        return self.shape.gathered
+    def full_weights(self) -> FsdpBuffers | LiveParameters:
+        return self.shape.full_weights
 
     @property
     def ddp_buckets(self) -> int:
@@ -106,9 +106,9 @@ class StageMemory:
         """Everything besides the states at the end of forward, once only the loss is kept."""
         return self.shape.activations + self.waiting
 
-    def alive(self, phase: str, moment: Moment) -> Iterator[tuple[str, int]]:
+    def live_parts(self, phase: str, moment: Moment) -> Iterator[tuple[str, int]]:
         """What is alive at a moment of the step, part by part, with its bytes."""
-        yield from self.shape.alive(phase, moment.segment, moment.at)
+        yield from self.shape.live_parts(phase, moment.segment, moment.at)
         yield "older_weights", self.older_weights
         yield "in_flight", self._in_flight(phase)
 
@@ -159,11 +159,11 @@ class StageMemory:
         another stream, so that each pool grows to its own highest point. Gathers fill their buffers in one stream; the shards
         of gradients are allocated in that of the reduce-scatters.
         """
-        if not self.gathered.active or not self.key.rows:
+        if not self.full_weights.active or not self.key.rows:
             return 0
         computing = self.shape.own_bytes + self.older_weights + self.waiting
         own = max(computing, self.moments["step"].bytes - self.states[1])
-        return own + self.states[1] + self.gathered.pool - self.peak[1].bytes
+        return own + self.states[1] + self.full_weights.pool - self.peak[1].bytes
 
 
 def stage_memories(plan: TrainingPlan, spec: ModelSpec, stages: Iterable[Stage]) -> tuple[StageMemory, ...]:
@@ -181,7 +181,7 @@ def stage_memories(plan: TrainingPlan, spec: ModelSpec, stages: Iterable[Stage])
 def _shape(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> StageShape:
     groups = groups_of(plan, spec, stage)
     parts = program_of(plan).parts(plan, spec, stage, groups)
-    whole: Gathered | LiveParameters = gathered(plan, spec, stage, model_of(plan, spec))
+    whole: FsdpBuffers | LiveParameters = fsdp_buffers(plan, spec, stage, model_of(plan, spec))
     if plan.implementation == "deepspeed":
         whole = live_parameters(plan, parts.segments)
     return StageShape(

@@ -14,7 +14,7 @@ from calc.training.deepspeed.live_parameters import LiveParameters
 from calc.training.deepspeed.stage import partition_bytes
 from calc.training.pipeline_stages import Stage
 from calc.training.plan import TrainingPlan
-from calc.training.states.fsdp_buffers import Gathered
+from calc.training.states.fsdp_buffers import FsdpBuffers
 from calc.training.states.offload import resident
 from calc.training.states.optimizer_step import StepBytes, group_step, one_weight_step
 from calc.training.states.recipes import RECIPES
@@ -75,7 +75,7 @@ class StageShape:
     constants: tuple[Constant, ...]
     groups: tuple[Placed, ...]
     key: StateKey
-    gathered: Gathered | LiveParameters
+    full_weights: FsdpBuffers | LiveParameters
     passes: tuple[Segment, ...] = ()  # phases of their own, before the policy's forward
 
     @cached_property
@@ -160,14 +160,14 @@ class StageShape:
     def activations(self) -> int:
         """Everything besides the states at the end of forward, once only the loss is kept."""
         constants = sum(int(constant.leaf.total) for constant in self.kept_constants)
-        return constants + self.received + self.ddp_buckets + self.kept_by_segments + self.gathered.kept_bytes
+        return constants + self.received + self.ddp_buckets + self.kept_by_segments + self.full_weights.kept_bytes
 
     @cached_property
     def constant_activations(self) -> int:
         """The part of the activations that does not grow with the batch: tables, weight copies, buffers, gathered weights."""
         fixed = sum(int(each.leaf.total) for each in self.kept_constants if not each.each or each.fixed)
         blocks = sum((run.stop - run.start) * run.segment.bytes.fixed for run in self.runs)
-        return fixed + self.ddp_buckets + blocks + self.gathered.kept_bytes
+        return fixed + self.ddp_buckets + blocks + self.full_weights.kept_bytes
 
     @cached_property
     def _main_gradients(self) -> bool:
@@ -208,9 +208,9 @@ class StageShape:
 
     def waits_gathered(self, segment: Segment) -> bool:
         """Whether its gradients wait unsharded, or leave, among what is gathered."""
-        return self.gathered.active and (self.streams or (self.gathered.waits and not segment.inside))
+        return self.full_weights.active and (self.streams or (self.full_weights.waits and not segment.inside))
 
-    def alive(self, phase: str, index: int = -1, at: str = "block") -> Iterator[tuple[str, int]]:
+    def live_parts(self, phase: str, index: int = -1, at: str = "block") -> Iterator[tuple[str, int]]:
         """What is alive at a moment of the step, part by part, with its bytes. A breakdown shows the same parts as leaves.
 
         `phase`: "forward", "backward", "step" or the name of a pass. `index` and `at`: as those of `Moment`.
@@ -238,7 +238,7 @@ class StageShape:
         if phase == "backward":
             yield "gradient_partition", 0 if index == len(self.segments) - 1 else self.partition
             yield "later_gradients", self.later_gradients(index)
-        yield "gathered", self.gathered.sizes(phase, index, at)[0]
+        yield "gathered", self.full_weights.sizes(phase, index, at)[0]
         yield "working", self._working(phase, run.segment, at)
 
     def pass_of(self, phase: str) -> Segment:
@@ -298,20 +298,20 @@ class StageShape:
             return {"input": sizes.input}
         if at == "before":
             return {"kept": sizes.kept, "output_gradient": sizes.output_gradient}
-        root = self.gathered.waits and segment.path == EMBEDDING  # its gradients are among those of the root
+        root = self.full_weights.waits and segment.path == EMBEDDING  # its gradients are among those of the root
         return {"input_gradient": sizes.input_gradient, "weight_gradients": 0 if root else sizes.weight_gradients}
 
     def _moment(self, phase: str, index: int, at: str) -> Moment:
-        total = sum(size for _, size in self.alive(phase, index, at))
+        total = sum(size for _, size in self.live_parts(phase, index, at))
         shards = self.states[1] if self.accumulates else self.later_gradients(index) if phase == "backward" else 0
-        return Moment(total, index, at, total - self.gathered.sizes(phase, index, at)[1] - shards)
+        return Moment(total, index, at, total - self.full_weights.sizes(phase, index, at)[1] - shards)
 
     def _moments(self, phase: str) -> Iterator[Moment]:
         """The points of a phase among which the highest is."""
-        ats = ["block", *(["before"] if self.gathered.active else [])]
-        ats += ["after"] if self.gathered.active and phase == "backward" else []
+        ats = ["block", *(["before"] if self.full_weights.active else [])]
+        ats += ["after"] if self.full_weights.active and phase == "backward" else []
         for run in self.runs:
-            for index in run.highest(neighbours=self.gathered.active):
+            for index in run.highest(neighbours=self.full_weights.active):
                 yield from (self._moment(phase, index, at) for at in ats)
 
     @cached_property
@@ -324,7 +324,7 @@ class StageShape:
 
     def _still(self, phase: str) -> Moment:
         """The moment of a phase at which no segment runs."""
-        return Moment(sum(size for _, size in self.alive(phase)), -1)
+        return Moment(sum(size for _, size in self.live_parts(phase)), -1)
 
     @cached_property
     def _highest(self) -> dict[str, list[Moment]]:

@@ -121,20 +121,20 @@ def alive_at(block: Block, sizes: Sizes, phase: str, accumulating: bool) -> tupl
     start = (
         [0] if phase == "forward" else [*block.kept, *([block.output_gradient] if block.output_gradient >= 0 else [])]
     )
-    alive = dict.fromkeys(start)
-    total = sum(size[number] for number in alive)
-    best, found = total, tuple(alive)
+    live = dict.fromkeys(start)
+    total = sum(size[number] for number in live)
+    best, found = total, tuple(live)
     for event in block.forward if phase == "forward" else block.backward:
         if event < 0:
-            total -= size[~event] if ~event in alive else 0
-            alive.pop(~event, None)
+            total -= size[~event] if ~event in live else 0
+            live.pop(~event, None)
             continue
-        alive[event] = None
+        live[event] = None
         total += size[event]
         if total > best:
-            best, found = total, tuple(alive)
+            best, found = total, tuple(live)
         if accumulating and phase == "backward" and block.storages[event].weight:
-            del alive[event]
+            del live[event]
             total -= size[event]
     return tuple(block.storages[number] for number in found)
 

@@ -38,10 +38,10 @@ def block_segment(
         numbers = (*block.kept, *block.cached) if cached else block.kept
         return storage_tree([block.storages[number] for number in numbers], sizes, plan, source)
 
-    def alive(phase: str, accumulating: bool) -> tuple[Component, ...]:
+    def live_parts(phase: str, accumulating: bool) -> tuple[Component, ...]:
         return storage_tree(alive_at(block, sizes, phase, accumulating), sizes, plan, source)
 
-    return Segment(path, block_bytes(block, sizes), tensors, 0 in block.kept, kept, alive, (block, sizes))
+    return Segment(path, block_bytes(block, sizes), tensors, 0 in block.kept, kept, live_parts, (block, sizes))
 
 
 def storage_tree(

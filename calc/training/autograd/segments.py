@@ -15,7 +15,7 @@ class Segment:
     """One block of the stage with its numbers, and how to show what it keeps and what is alive at its peaks.
 
     `kept()` are the leaves of one copy, `kept(True)` with what autocast holds too to the end of forward;
-    `alive(phase, accumulating)` are those at the block's highest point.
+    `live_parts(phase, accumulating)` are those at the block's highest point.
     """
 
     path: tuple[str, ...]
@@ -23,7 +23,7 @@ class Segment:
     tensors: Tensors
     keeps_input: bool  # its input is among what it keeps
     kept: Callable[..., tuple[Component, ...]]
-    alive: Callable[[str, bool], tuple[Component, ...]]
+    live_parts: Callable[[str, bool], tuple[Component, ...]]
     program: tuple[Block, Sizes] | None = None  # its events; none of a ledger's segment
 
     @property

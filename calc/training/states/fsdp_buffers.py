@@ -63,7 +63,7 @@ _NONE = Group()
 
 
 @dataclass(frozen=True, eq=False)
-class Gathered:
+class FsdpBuffers:
     """The groups of one stage: the root's, that of its end alone, and the layers' in order; `first`: segments before the layers.
 
     `apart`: both ends are groups of their own, in order among the layers, and the last stays whole from its forward on, over
@@ -115,9 +115,9 @@ class Gathered:
             return 0, 0
         case = (phase, index, at)
         if case not in self._known:
-            alive = list(self._alive(phase, index, at))
-            buffers = sum(amount.bytes for name, amount in alive if name in ("all_gather", "cast"))
-            self._known[case] = sum(amount.bytes for _, amount in alive), buffers
+            amounts = list(self._live_amounts(phase, index, at))
+            buffers = sum(amount.bytes for name, amount in amounts if name in ("all_gather", "cast"))
+            self._known[case] = sum(amount.bytes for _, amount in amounts), buffers
         return self._known[case]
 
     @cached_property
@@ -129,11 +129,11 @@ class Gathered:
     def leaves(self, phase: str, index: int, at: str) -> tuple[Component, ...]:
         """The same as leaves."""
         named: dict[str, Amount] = {}
-        for name, amount in self._alive(phase, index, at) if self.active else ():
+        for name, amount in self._live_amounts(phase, index, at) if self.active else ():
             named[name] = named.get(name, NOTHING) + amount
         return tuple(self._leaf(name, amount) for name, amount in named.items() if amount.bytes)
 
-    def _alive(self, phase: str, index: int, at: str) -> Iterator[tuple[str, Amount]]:
+    def _live_amounts(self, phase: str, index: int, at: str) -> Iterator[tuple[str, Amount]]:
         layer = min(index - self.first, len(self.layers))
         return (self._in_forward if phase == "forward" else self._in_backward)(layer, index, at)
 
@@ -204,10 +204,10 @@ class Gathered:
         return Component(name, amount.bytes, formula=Formula(latex, _SOURCE, _URL, _ASSUMES), numbers=numbers)
 
 
-def gathered(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: ModelTensors) -> Gathered:
+def fsdp_buffers(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: ModelTensors) -> FsdpBuffers:
     """The groups of a stage under ZeRO-3; nothing below it or on one rank."""
     if plan.zero < 3 or (plan.shards == 1 and plan.offload != "parameters"):
-        return Gathered()
+        return FsdpBuffers()
     recipe, key = RECIPES[plan.recipe], StateKey.of(plan)
     size = recipe.compute if recipe.gathered else recipe.weight
     reduced = 4 if recipe.gathered else size
@@ -220,8 +220,8 @@ def gathered(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: ModelTe
     if plan.shards_ends_apart:
         groups = [tensors.embedding, *(tensors.kinds[kind] for kind in stage.layers), tensors.end]
         made = tuple(_group((group,), key, sizes, narrow) for group in groups)
-        return Gathered(layers=made, keeps=not plan.reshard_after_forward, apart=True, size=size, reduced=reduced)
-    return Gathered(
+        return FsdpBuffers(layers=made, keeps=not plan.reshard_after_forward, apart=True, size=size, reduced=reduced)
+    return FsdpBuffers(
         root=_group(root, key, sizes),
         end=_group((*end, *tied), key, sizes),
         layers=tuple(_group((tensors.kinds[kind],), key, sizes, narrow) for kind in stage.layers),

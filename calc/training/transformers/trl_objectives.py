@@ -77,10 +77,10 @@ def reference_pass(plan: TrainingPlan, spec: ModelSpec, stage: Stage, path: tupl
     segment = block_segment((*path, *name), block, sizes, _NOTHING, plan, _source(plan))
     peak = segment.bytes.forward_peak + sum(int(leaf.total) for leaf in trainer)
 
-    def alive(phase: str, accumulating: bool) -> tuple[Component, ...]:
-        return (*segment.alive("forward", accumulating), *trainer)
+    def live_parts(phase: str, accumulating: bool) -> tuple[Component, ...]:
+        return (*segment.live_parts("forward", accumulating), *trainer)
 
-    return replace(segment, bytes=_only_forward(peak), keeps_input=False, kept=lambda: (), alive=alive)
+    return replace(segment, bytes=_only_forward(peak), keeps_input=False, kept=lambda: (), live_parts=live_parts)
 
 
 def _only_forward(peak: int) -> BlockBytes:

@@ -48,7 +48,7 @@ def test_each_pool_is_held_at_its_own_highest_point():
     memory = train(model("qwen3-32b"), TrainingPlan(**(FSDP | plan | {"seq": 4096}))).worst
     assert memory.peak[1].segment == 1
     at_the_loss = memory.states[0] + memory.states[2] + memory.activations + 2 * 4 * 2 * 4096 * 151936
-    assert memory.idle_pools == at_the_loss + memory.states[1] + memory.gathered.pool - memory.peak[1].bytes
+    assert memory.idle_pools == at_the_loss + memory.states[1] + memory.full_weights.pool - memory.peak[1].bytes
 
 
 @pytest.mark.parametrize("changes", [{"zero": 2}, {"dp": 1}, {"implementation": "fused", "recipe": "megatron-bf16"}])
