@@ -1,7 +1,7 @@
 """The collectives of a training step: what each moves, between whom, how long it takes, and what of it compute hides."""
 
 from calc.communication.answer import CommunicationAnswer, communication
-from calc.communication.collectives import Collective, collectives_of
+from calc.communication.collectives import Collective, collectives_of, tensor_blocks
 from calc.communication.links import usual_links
 from calc.communication.plan import CommunicationPlan
 from calc.communication.topology import Group, Topology, network_note, topology_of
@@ -15,6 +15,7 @@ __all__ = [
     "collectives_of",
     "communication",
     "network_note",
+    "tensor_blocks",
     "topology_of",
     "usual_links",
 ]

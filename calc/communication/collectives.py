@@ -181,6 +181,13 @@ def _layers(spec: ModelSpec, plan: CommunicationPlan, stage: Stage, groups: Grou
                     )
 
 
+def tensor_blocks(layer: Layer) -> int:
+    """Blocks of a layer whose partial sums tensor parallelism adds up: attention, feed-forward and cross-attention, or one for both
+    of the first two where they run side by side."""
+    blocks = len(layer.mixers) + bool(layer.feed_forward) + bool(layer.cross)
+    return 1 if layer.parallel and blocks == 2 else blocks
+
+
 def _tensor_parallel(
     spec: ModelSpec, plan: CommunicationPlan, layer: Layer, groups: Groups, calls: int
 ) -> Iterator[Collective]:
@@ -188,8 +195,7 @@ def _tensor_parallel(
 
     Megatron keeps a block's input divided and gathers it once more for the weight's gradient; torch's DTensor keeps it whole.
     """
-    blocks = len(layer.mixers) + bool(layer.feed_forward) + bool(layer.cross)
-    blocks = 1 if layer.parallel and blocks == 2 else blocks
+    blocks = tensor_blocks(layer)
     forwards = 2 if plan.recompute == "full" else 1
     size, name = _activation(spec, plan), f"{layer.kind}/tensor parallel"
     if not plan.sharded_sequence:

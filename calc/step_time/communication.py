@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from calc.communication import Topology
+from calc.communication import Topology, tensor_blocks
 from calc.kernel_times.times import Collective as Kind
 from calc.model.feed_forward import MoE
 from calc.step_time.layer_times import LayerSeconds
@@ -57,10 +57,9 @@ def layer_communication(
 def _tensor(operations: LayerOperations, plan: TimePlan, topology: Topology, sharding: Sharding) -> tuple[float, float]:
     """Exposed and hidden seconds of one direction: an all-gather and a reduce-scatter around each block, or an all-reduce."""
     layer = operations.kind
-    exchanged = plan.ep_over_tp and isinstance(
-        layer.feed_forward, MoE
-    )  # its rows go from the divided sequence to the experts
-    blocks = len(layer.mixers) + (layer.feed_forward is not None and not exchanged) + (layer.cross is not None)
+    blocks = tensor_blocks(layer)
+    if plan.ep_over_tp and isinstance(layer.feed_forward, MoE):
+        blocks -= 1  # the experts' rows go from the divided sequence to their ranks
     hidden = next((norm.size.size for norm in layer.norms), 0)
     size = 2.0 * sharding.tokens * hidden
     if plan.sharded_sequence:
@@ -70,6 +69,24 @@ def _tensor(operations: LayerOperations, plan: TimePlan, topology: Topology, sha
     total = blocks * once
     exposed = total * _TP_EXPOSED if plan.overlaps_tp else total
     return exposed, total - exposed
+
+
+def tensor_ends(
+    plan: TimePlan, topology: Topology, sharding: Sharding, hidden: int, *, first: bool, last: bool, heads: int
+) -> tuple[float, float]:
+    """Seconds of tensor parallelism's collectives at the embedding and at the heads, forward and backward; nothing hides them.
+
+    The embedding's rows are summed up, and their gradients gathered; a head's input is gathered, its gradient summed up, and the loss
+    over the divided vocabulary needs a maximum, a sum and the target's logit of each token.
+    """
+    if plan.tp == 1:
+        return 0.0, 0.0
+    size, divided = 2.0 * sharding.tokens * hidden, plan.sharded_sequence
+    summed = topology.seconds("reduce_scatter" if divided else "all_reduce", size, plan.tp)
+    gathered = topology.seconds("all_gather", size, plan.tp) if divided else 0.0
+    losses = 3 * topology.seconds("all_reduce", 4.0 * sharding.tokens, plan.tp)
+    forward = first * summed + last * heads * (gathered + losses)
+    return forward, first * gathered + last * heads * summed
 
 
 def _context(operations: LayerOperations, plan: TimePlan, topology: Topology, sharding: Sharding) -> float:

@@ -12,7 +12,13 @@ from calc.communication import topology_of
 from calc.hardware import Gpu
 from calc.kernel_times import KernelTimes, kernel_times
 from calc.model.spec import ModelSpec
-from calc.step_time.communication import DataParallel, LayerCommunication, data_parallel, layer_communication
+from calc.step_time.communication import (
+    DataParallel,
+    LayerCommunication,
+    data_parallel,
+    layer_communication,
+    tensor_ends,
+)
 from calc.step_time.layer_times import LayerSeconds, LayerTimer, Seconds
 from calc.step_time.machine import OVERLAP_SLOWDOWN, host_seconds
 from calc.step_time.memory_bound import LOSSES, Traffic, loss_of
@@ -165,6 +171,12 @@ class Step:
             for part in (one.exposed_forward, one.exposed_backward):
                 for name, value in part.items():
                     exposed[name] = exposed.get(name, 0.0) + count * value
+        at_ends = tensor_ends(
+            self.plan, self.topology, self.sharding, self.spec.hidden_size, first=first, last=last, heads=1 + mtp
+        )
+        if sum(at_ends):
+            exposed["tensor"] = exposed.get("tensor", 0.0) + sum(at_ends)
+            ahead += at_ends[0]
         plain, experts = self._parameters(counts, first, last)
         trained = 0.0 if self.plan.method != "full" else 1.0
         shared = data_parallel(self.plan, self.topology, plain, experts, counts.total() + first + last, trained)

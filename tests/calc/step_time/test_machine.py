@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from calc.catalogue import load
-from calc.communication import network_note, topology_of
+from calc.communication import CommunicationPlan, communication, network_note, topology_of
 from calc.errors import InputError
 from calc.hardware import gpu
 from calc.kernel_times import kernel_times
@@ -126,3 +126,23 @@ def test_a_price_is_the_users_or_a_dated_public_one():
     assert "2026" in price_of(H100, None).source
     assert price_of(gpu("v100-sxm-32gb"), None).dollars is None
     assert price_of(H100, 0.0).dollars == 0.0
+
+
+@pytest.mark.parametrize(("name", "tp", "ep"), [("meta-llama-3-8b", 8, 1), ("gpt-j-6b", 4, 1), ("qwen3-30b-a3b", 4, 2)])
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_a_layers_collectives_take_as_long_as_communication_says(name, tp, ep, sequence_parallel):
+    """Tensor and expert parallelism without overlap, on one node; `communication` works in bytes of exact tensors. It has one gather more a
+    block, Megatron's for the weight's gradient, which runs under the product for the input's."""
+    spec = load(name)
+    layout = {"tp": tp, "dp": 8 // tp, "ep": ep, "zero": 1, "recipe": "megatron-bf16", "implementation": "fused"}
+    layout["sequence_parallel"] = sequence_parallel
+    mine = step_time(spec, TimePlan(**layout, tp_overlap=False), H100).step.busiest.exposed
+    theirs = communication(spec, CommunicationPlan(**layout), H100)
+    for group, key in (("tp", "tensor"), ("ep", "expert")):
+        seconds = sum(
+            each.seconds
+            * (2 / 3 if each.collective.kind == "all_gather" and "tensor parallel" in each.collective.name else 1)
+            for each in theirs.collectives
+            if each.collective.group.name == group
+        )
+        assert mine.get(key, 0.0) == pytest.approx(seconds, rel=0.01)
