@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from calc.training.states.base_formats import BaseFormat
-from calc.training.states.tensors import Lora
+from calc.training.states.tensors import Adapter, Lora
 
 Recipe = Literal[
     "pure-bf16", "amp", "bf16-autocast", "fp32", "mixed-16", "megatron-bf16", "megatron-fp16", "megatron-precision-aware",
@@ -104,6 +104,11 @@ class PlanFields(BaseModel):
     schedule: Schedule = Field("1f1b", description="pipeline schedule")
     virtual_stages: int = Field(1, ge=1, le=256, description="chunks of the model on a pipeline stage")
     method: Literal["full", "lora", "dora", "qlora"] = Field("full", description="full training or adapters")
+    adapter: Adapter = Field(
+        "lora",
+        description="litgpt: what trains under methods lora and qlora: LoRA, LLaMA-Adapter's prompts (litgpt finetune_adapter), or its "
+        "second version with biases, scales and norms (finetune_adapter_v2)",
+    )
     lora_rank: int = Field(8, ge=1, le=65536, description="rank r of the adapters")
     lora_targets: Names = Field(
         (),
@@ -287,6 +292,7 @@ class PlanFields(BaseModel):
             dropout=self.lora_dropout,
             saved=self.modules_to_save,
             litgpt=self.implementation == "litgpt",
+            adapter=self.adapter,
             keeps_input=quantised and self.bitsandbytes == "0.42" and self.quantization != "gptq-int4",
         )
 
@@ -307,7 +313,11 @@ class PlanFields(BaseModel):
     def idle(self) -> dict[str, str]:
         """Fields that change nothing with the others as they are, each with the reason."""
         reasons = {
-            "lora_rank": "" if self.lora else "method is full",
+            "lora_rank": "method is full"
+            if not self.lora
+            else ""
+            if self.adapter == "lora"
+            else f"adapter is {self.adapter}",
             "schedule": "" if self.pp > 1 else "pp is 1",
             "dp_replicate": "" if self.zero else "zero is 0: every rank holds all states",
             "reshard_after_forward": "" if self.zero == 3 else f"zero is {self.zero}: no weights are gathered",

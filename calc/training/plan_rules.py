@@ -144,6 +144,23 @@ _TORCHTUNE_RULES: tuple[Rule, ...] = (
     ),
 )
 
+_ADAPTER_OPTIONS = {"lora_targets": (), "lora_dropout": 0.0}
+_LITGPT_ADAPTER_RULES: tuple[Rule, ...] = (
+    (
+        lambda plan: (
+            plan.adapter != "lora" and (plan.implementation != "litgpt" or plan.method not in ("lora", "qlora"))
+        ),
+        "adapter: {adapter!r} needs implementation 'litgpt' and method 'lora' or 'qlora' (in 16 bits, or next to 4-bit weights): "
+        "implementation is {implementation!r}, method {method!r}",
+    ),
+    (
+        lambda plan: (
+            plan.adapter != "lora" and any(getattr(plan, name) != value for name, value in _ADAPTER_OPTIONS.items())
+        ),
+        "lora_targets and lora_dropout need adapter 'lora', and adapter is {adapter!r}",
+    ),
+)
+
 # transformers' model in DeepSpeed's engine: 16-bit weights with flat fp32 shards next to them.
 _ENGINE_FIELDS = (
     "reduce_bucket_size", "contiguous_gradients", "overlap_comm", "sub_group_size", "stage3_prefetch_bucket_size",
@@ -309,6 +326,7 @@ _PLAN_RULES: tuple[Rule, ...] = (
     ),
     *_TORCHTITAN_RULES,
     *_LITGPT_RULES,
+    *_LITGPT_ADAPTER_RULES,
     *_TORCHTUNE_RULES,
     *_DEEPSPEED_RULES,
     (

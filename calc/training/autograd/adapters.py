@@ -57,6 +57,21 @@ def _next_to_quantised(
     return ops.add(t, clone, scaled, "adapted")
 
 
+def scaled(t: Tape, y: Value, name: str) -> Value:
+    """litgpt's AdapterV2Linear on a layer's output: scale * (y + bias), both learned; the sum is kept for the scale."""
+    bias, scale = (Weight(f"{name}_adapter_{kind}", y.dim, True, y.bytes) for kind in ("bias", "scale"))
+    shifted = t.like(y, "shifted")
+
+    def backward(g: Value) -> tuple[Value]:
+        ops.weight_gradient(t, bias)
+        return (g,)
+
+    with t.part(f"{name}_adapter"):
+        t.record([y, Edge()], shifted, [], backward)
+        del y
+        return ops.mul_weight(t, shifted, scale, "scaled")
+
+
 def quantised_linear(t: Tape, x: Value, weight: Weight, out: Dim, name: str, lora: Lora) -> Value:
     """A linear layer whose weight lies in the base format, by the library that has the format."""
     return (_gptq_linear if lora.base == "gptq-int4" else _four_bit_linear)(t, x, weight, out, name, lora)
@@ -91,14 +106,14 @@ def _four_bit_linear(t: Tape, x: Value, weight: Weight, out: Dim, name: str, lor
     double = lora.base == "nf4"
     blocks = Dim(-(-weight.dim.size // 64), rf"\lceil \frac{{{weight.dim.latex}}}{{64}} \rceil", weight.dim.numbers)
     copies = [t.new("absmaxes", blocks, FIXED, FULL) for _ in range(2 * double)]
-    copies.append(t.new(f"{name}_dequantised", weight.dim, FIXED, HALF))
+    copies.append(_dequantised(t, weight, name, lora))
     y = t.new(name, out, x.extent, HALF)
     copies.clear()
     meta = (inputs.dim, inputs.extent, HALF)
 
     def backward(g: Value, *saved: Value) -> tuple[Value]:
         absmaxes = [t.new("absmaxes", blocks, FIXED, FULL) for _ in range(double)]
-        copy = t.new(f"{name}_dequantised", weight.dim, FIXED, HALF)
+        copy = _dequantised(t, weight, name, lora)
         del absmaxes
         made = t.new("gradient", *meta)
         del copy
@@ -106,6 +121,12 @@ def _four_bit_linear(t: Tape, x: Value, weight: Weight, out: Dim, name: str, lor
 
     t.record([inputs], y, [inputs] if lora.keeps_input else [], backward, saves_weight=True)
     return ops.cast(t, y, x.bytes, name)
+
+
+def _dequantised(t: Tape, weight: Weight, name: str, lora: Lora) -> Value:
+    """The weight in 16 bits. Lightning quantises from fp16 (fabric/plugins/precision/bitsandbytes.py), which is then cast to bf16."""
+    copy = t.new(f"{name}_dequantised", weight.dim, FIXED, HALF)
+    return t.new(f"{name}_cast", weight.dim, FIXED, HALF) if lora.litgpt else copy
 
 
 def _decomposed(

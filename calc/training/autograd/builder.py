@@ -10,7 +10,7 @@ from calc.model.weights import Dim, Norm, dim
 from calc.model.weights import Weight as ModelWeight
 from calc.training.autograd import liger_operators as liger
 from calc.training.autograd import operators as ops
-from calc.training.autograd.adapters import adapted, quantised_linear
+from calc.training.autograd.adapters import adapted, quantised_linear, scaled
 from calc.training.autograd.norms import NORMS
 from calc.training.autograd.operators import ONE
 from calc.training.autograd.tape import TOKENS, Extent, Tape, Value, Weight
@@ -134,7 +134,9 @@ class Builder:
             return program(self.tape, x, norm, self.vector(norm), rows)
 
     def vector(self, norm: Norm) -> Weight:
-        return Weight("weight", norm.size, self.settings.trains, self.settings.bytes)
+        lora = self.settings.lora
+        trains = self.settings.trains or (lora is not None and lora.scales and not self.settings.frozen)
+        return Weight("weight", norm.size, trains, self.settings.bytes)
 
     def linear(self, x: Value, weights: Iterable[ModelWeight], out: Dim, name: str, module: str) -> Value:
         """A linear layer, with its adapter where LoRA takes it. Weights beyond the first of a fused one lie in one tensor."""
@@ -152,4 +154,4 @@ class Builder:
             lora and matrices and not lora.litgpt and lora.takes(self.modules, module)
         ):  # no weight: it is an earlier layer's
             return adapted(self.tape, x, y, (matrices[0].shape[1], out), name, lora, bias is not None)
-        return y
+        return scaled(self.tape, y, name) if lora and lora.scales and not self.settings.frozen else y

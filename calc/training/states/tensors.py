@@ -110,6 +110,10 @@ EMBEDDING_MODULES = frozenset({"embed_tokens", "wte", "embed_in", "word_embeddin
 HEAD_MODULES = frozenset({"lm_head", "embed_out", "output"})
 
 
+Adapter = Literal["lora", "llama-adapter", "llama-adapter-v2"]
+PROMPT, FIRST_ADAPTED = 10, 2  # litgpt/adapter.py: adapter_prompt_length and adapter_start_layer
+
+
 @dataclass(frozen=True, slots=True)
 class Lora:
     """Adapters of one rank on the linear layers named in `targets`; () means peft's own choice, "all-linear" all of them.
@@ -128,6 +132,8 @@ class Lora:
     dropout: float = 0.0
     saved: tuple[str, ...] = ()
     keeps_input: bool = False
+    adapter: Adapter = "lora"  # of litgpt: what trains in the place of LoRA
+    prompted: bool = True  # False: of a layer before those with prompts
     litgpt: bool = False  # its LoRAQKVLinear: one update for those of query, key and value that are adapted
 
     def litgpt_outputs(self, mixer: Attention) -> list[int]:
@@ -137,7 +143,18 @@ class Lora:
             ("key", mixer.num_key_value_heads),
             ("value", mixer.num_key_value_heads),
         )
-        return [heads * mixer.head_dim for name, heads in named if name in (self.targets or ("query", "value"))]
+        wanted = (self.targets or ("query", "value")) if self.adapter == "lora" else ()
+        return [heads * mixer.head_dim for name, heads in named if name in wanted]
+
+    @property
+    def scales(self) -> bool:
+        """Whether each linear layer has a bias and a scale that train, and norms train."""
+        return self.adapter == "llama-adapter-v2"
+
+    @property
+    def prompts(self) -> bool:
+        """Whether attention reads learned prompts as well, from the third layer on."""
+        return self.adapter != "lora" and self.prompted
 
     @property
     def saves_embedding(self) -> bool:
@@ -239,9 +256,36 @@ def _group(
         found = _quantised(parts, found, lora.base)
     if lora and lora.litgpt:
         found += _litgpt_adapters(layer, lora) if layer else ()
+        found = [*_scaled(found, lora)] if lora.scales else found
     elif lora:
         found += _adapters(parts, lora)
     return Tensors(path, tuple(found))
+
+
+def _scaled(found: list[Tensor], lora: Lora) -> Iterator[Tensor]:
+    """LLaMA-Adapter's second version: norms that train, and for each linear layer as many biases and scales as it has outputs."""
+    for tensor in found:
+        norm = "norm" in tensor.path[0]
+        yield replace(tensor, adapter=lora.width) if norm else tensor
+        if norm or tensor.rest == 1:
+            continue
+        for name in ("adapter_bias", "adapter_scale"):
+            place = (tensor.path[0], "adapters", *tensor.path[1:], name)
+            numbers = (("d_out", tensor.first),)
+            yield Tensor(place, 1, tensor.first, 1, "<d_out>", "", numbers, "/".join(place), adapter=lora.width)
+
+
+def _prompts(spec: ModelSpec, lora: Lora) -> Iterator[Tensor]:
+    """LLaMA-Adapter's prompts and gates, of all layers that have some."""
+    mixer, count = spec.layers.kinds[0].mixer, max(0, spec.num_hidden_layers - FIRST_ADAPTED)
+    assert isinstance(mixer, Attention)
+    for name, first, rest in (
+        ("adapter_wte", PROMPT, spec.hidden_size),
+        ("gating_factor", mixer.num_attention_heads, 1),
+    ):
+        place = ("adapters", name)
+        numbers = (("d_1", first), ("d_2", rest))
+        yield Tensor(place, count, first, rest, "<d_1>", "<d_2>", numbers, "/".join(place), adapter=lora.width)
 
 
 def _quantised(parts: tuple[Part, ...], found: list[Tensor], base: BaseFormat) -> list[Tensor]:
@@ -291,13 +335,16 @@ def kind_path(stack: Stack, index: int) -> tuple[str, ...]:
     return ("layers", f"{names[index]}_{again}" if again > 1 else names[index])
 
 
-def _end(parts: tuple[Part, ...], tp: int, lora: Lora | None) -> Tensors:
+def _end(spec: ModelSpec, parts: tuple[Part, ...], tp: int, lora: Lora | None) -> Tensors:
     """Final norm and head; Lightning's bitsandbytes plugin, which litgpt uses, quantises the head too."""
     found = _group((), None, parts, tp, 1)
-    if lora is None or not (lora.litgpt and lora.quantised):
+    if lora is None or not lora.litgpt:
         return found
-    heads = (replace(t, quantised=lora.base) if t.path[0] == "head" and t.rest > 1 else t for t in found.tensors)
-    return Tensors(found.path, tuple(heads))
+    tensors = list(found.tensors)
+    if lora.quantised:
+        tensors = [replace(t, quantised=lora.base) if t.path[0] == "head" and t.rest > 1 else t for t in tensors]
+    tensors = [*_scaled(tensors, lora)] if lora.scales else tensors
+    return Tensors(found.path, (*tensors, *(_prompts(spec, lora) if lora.prompts else ())))
 
 
 @lru_cache(maxsize=256)
@@ -316,7 +363,7 @@ def model_tensors(spec: ModelSpec, tp: int, ep: int, lora: Lora | None = None) -
     return ModelTensors(
         kinds,
         _with_copies(embedding, lora is not None and lora.saves_embedding, first=True),
-        _with_copies(_end(tuple(end), tp, lora), lora is not None and lora.saves_head),
+        _with_copies(_end(spec, tuple(end), tp, lora), lora is not None and lora.saves_head),
         tuple(_towers(spec, tp)),
         _group((), None, (token,), tp, 1),
     )

@@ -11,11 +11,11 @@ from dataclasses import replace
 from calc.model.mixers import Attention
 from calc.model.weights import Dim, dim
 from calc.training.autograd import operators as ops
-from calc.training.autograd.adapters import quantised_linear
+from calc.training.autograd.adapters import quantised_linear, scaled
 from calc.training.autograd.attention import kernel, rotary
 from calc.training.autograd.builder import Builder
-from calc.training.autograd.operators import LONG, ONE
-from calc.training.autograd.tape import FIXED, Value, Weight
+from calc.training.autograd.operators import FULL, LONG, ONE
+from calc.training.autograd.tape import FIXED, POSITIONS, Edge, Value, Weight
 from calc.training.states.tensors import Lora
 from calc.training.transformers.attention import named
 
@@ -37,8 +37,41 @@ def attention(b: Builder, x: Value, mixer: Attention, tables: Value) -> Value:
     del joint
     width = (mixer.rotary_dim or mixer.head_dim) if mixer.rotary else 0
     query, key = _turned(b, query, a, width, d, tables), _turned(b, key, a, width, d, tables)
-    mixed = kernel(b, query, key, value, (a, a, d, d), 0, mixer, joined=True)
+    lora = b.settings.lora
+    prompted = lora is not None and lora.prompts and not b.settings.frozen
+    mixed = kernel(b, query, key, value, (a, a, d, d), 0, mixer, joined=not prompted)
+    if prompted:
+        mixed = _prompted(b, query, mixed, a)
+    del query, key, value
     return b.linear(mixed, named(weights, "output"), dim("h", mixer.hidden_size), "output", mixer.modules[3])
+
+
+def _prompted(b: Builder, query: Value, mixed: Value, heads: Dim) -> Value:
+    """LLaMA-Adapter: the queries read ten learned prompts as well, and a gate weighs what they find. Ten is no multiple of eight, so that
+    SDPA's mask is padded for its efficient kernel; the prompts' own keys and values are too few to count."""
+    t = b.tape
+    with t.part("prompts"):
+        found = t.new("prompted", mixed.dim, query.extent, query.bytes)
+        sums = t.new("logsumexp", heads, query.extent, FULL)
+        mask = t.new("mask", dim("16", 16), POSITIONS, query.bytes)
+        meta = (query.dim, query.extent, query.bytes) if query.grad else None
+
+        def read(g: Value, *saved: Value) -> tuple[Value | None, None]:
+            return (t.new("gradient", *meta) if meta else None), None
+
+        t.record([query, Edge()], found, [query, found, sums, mask], read)
+        del query, sums, mask
+        gated = t.like(found, "gated")
+
+        def gate(g: Value, *saved: Value) -> tuple[Value, None]:
+            to_found = t.like(g)
+            product = t.like(g)
+            del product
+            return to_found, None
+
+        t.record([found, Edge()], gated, [found], gate)
+        del found
+        return ops.add(t, mixed, gated, "output_input")
 
 
 def _turned(b: Builder, x: Value, heads: Dim, width: int, d: Dim, tables: Value) -> Value:
@@ -64,6 +97,8 @@ def _projection(b: Builder, x: Value, mixer: Attention, out: Dim) -> Value:
         y = quantised_linear(t, x, weight, out, "query_key_value", lora)
     else:
         y = ops.linear(t, x, weight, out, "query_key_value", b.weight(*biases) if biases else None)
+    if lora and lora.scales and not b.settings.frozen:
+        return scaled(t, y, "query_key_value")
     return _updated(b, x, y, mixer, lora) if lora else y
 
 
@@ -103,6 +138,10 @@ def head_and_loss(b: Builder, x: Value, weight: Weight, vocabulary: Dim) -> Valu
             logits = quantised_linear(t, blank, weight, vocabulary, "logits", lora)
         else:
             logits = ops.linear(t, blank, replace(weight, trains=False), vocabulary, "logits")
+        shifted = []
+        if lora and lora.scales:
+            shifted = [t.like(logits, "shifted")]
+            logits = t.like(logits, "scaled")
     with t.part("loss"):
         labels = t.new("labels", ONE, x.extent, LONG)
         log = t.like(logits, "log_probabilities")
@@ -118,6 +157,6 @@ def head_and_loss(b: Builder, x: Value, weight: Weight, vocabulary: Dim) -> Valu
             ops.weight_gradient(t, weight)
         return (made,)
 
-    kept = [log, labels, *([x] if weight.trains or (lora and lora.keeps_input) else [])]
+    kept = [log, labels, *shifted, *([x] if weight.trains or (lora and lora.keeps_input) else [])]
     t.record([x], out, kept, backward)
     return out

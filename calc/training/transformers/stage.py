@@ -20,7 +20,7 @@ from calc.training.pipeline_stages import Stage
 from calc.training.plan import TrainingPlan
 from calc.training.states.recipes import RECIPES
 from calc.training.states.sharding import GRANULE
-from calc.training.states.tensors import ModelTensors, kind_path
+from calc.training.states.tensors import FIRST_ADAPTED, ModelTensors, kind_path
 from calc.training.transformers.decoder import embedding_block, end_block, layer_block
 from calc.training.transformers.log_probabilities import Scored
 from calc.training.transformers.own_constants import class_constants
@@ -95,16 +95,20 @@ def hf_segments(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: Mode
                 PROGRAM,
             )
         )
-    cached: dict[tuple[int, bool], Segment] = {}
+    cached: dict[tuple[int, str], Segment] = {}
     for index, kind in enumerate(stage.layers):
         trains = recompute or settings.trains_embedding or not (frozen and stage.begins and index == 0)
-        if (kind, trains) not in cached:
+        place, own = "other" if trains else "first", settings
+        if plan.lora and plan.lora.prompts and stage.begins and index <= FIRST_ADAPTED:  # no prompts before this layer
+            place, trains = f"layer_{index}", plan.lora.scales and index > 0
+            own = settings if index == FIRST_ADAPTED else _without_prompts(settings)
+        if (kind, place) not in cached:
             path = kind_path(spec.layers, kind)
             if frozen:  # no gradient flows into the very first layer, so that it keeps less
-                path = (*path, "other" if trains else "first")
-            block = layer_block(spec.layers.kinds[kind], path, settings, recompute, trains, residual)
-            cached[kind, trains] = block_segment(path, block, sizes, tensors.kinds[kind], plan, PROGRAM)
-        made.append(cached[kind, trains])
+                path = (*path, place)
+            block = layer_block(spec.layers.kinds[kind], path, own, recompute, trains, residual)
+            cached[kind, place] = block_segment(path, block, sizes, tensors.kinds[kind], plan, PROGRAM)
+        made.append(cached[kind, place])
     if stage.last:
         scored = scored_by(plan, OUTPUTS.get(plan.objective, ()), plan.scores and not made[1].keeps_input)
         block = end_block(
@@ -112,6 +116,14 @@ def hf_segments(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: Mode
         )
         made.append(block_segment(("end",), block, sizes, tensors.end, plan, PROGRAM))
     return made
+
+
+def _without_prompts(settings: Settings) -> Settings:
+    """The layers that LLaMA-Adapter leaves as they are; of its second version, those that have biases and scales alone."""
+    assert settings.lora is not None
+    if settings.lora.scales:
+        return replace(settings, lora=replace(settings.lora, prompted=False))
+    return replace(settings, frozen=True)
 
 
 OUTPUTS = {  # of TRL's head for each position, by its trainers

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from calc.errors import InputError, validated
+from calc.model.config import from_config
 from calc.training import TrainingPlan, train
 from tests.calc.training.models import model
 from tests.latex import assert_formulas_hold
@@ -72,3 +74,49 @@ def test_qlora_over_two_gpus_takes_what_was_measured():
     """github.com/foundation-model-stack/fms-acceleration/issues/12: Llama-2-70B under FSDP at 29.5 to 36.3 GiB a device."""
     plan = TrainingPlan(method="qlora", dp=2, zero=3, recompute="full", micro_batch=2)
     assert 29.5 <= train(model("llama-2-70b"), plan).peak_bytes / 2**30 <= 36.3
+
+
+# tutorials/resource-tables.md: trainable parameters of StableLM Alpha 3B, its vocabulary padded to 50,688
+STABLELM = {
+    "architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", "hidden_size": 4096, "num_hidden_layers": 16,
+    "num_attention_heads": 32, "intermediate_size": 16384, "vocab_size": 50688, "rotary_pct": 0.25, "use_parallel_residual": True,
+    "tie_word_embeddings": False, "max_position_embeddings": 4096,
+}  # fmt: skip
+
+
+def stablelm(**changes):
+    return train(from_config(STABLELM, "stablelm"), validated(TrainingPlan, {**PLAN, "seq": 1034, **changes}))
+
+
+@pytest.mark.parametrize(("adapter", "trainable"), [("llama-adapter", 573_888), ("llama-adapter-v2", 2_125_248)])
+def test_llama_adapters_are_as_many_as_litgpt_prints(adapter, trainable):
+    answer = stablelm(adapter=adapter)
+    held = sum(t.elements * count for tensors, count in answer.worst.groups for t in tensors.tensors if t.adapter)
+    assert held == trainable
+    assert 0 <= answer.gradients_bytes - 2 * trainable < 512 * 400  # storages rounded up
+    assert answer.breakdown.total == answer.peak_bytes
+    assert_formulas_hold(answer.breakdown)
+
+
+def test_layers_before_the_prompts_keep_nothing_and_scales_keep_each_linear_layers_output():
+    h, f, tokens = 4096, 16384, 1034
+    first, second = (stablelm(adapter=name).worst.segments for name in ("llama-adapter", "llama-adapter-v2"))
+    assert (first[1].bytes.kept, first[2].bytes.kept) == (0, 0)
+    assert second[1].bytes.kept > 0
+    outputs = 2 * tokens * (3 * h + h + f + h)  # of the projection, the output, and both of the MLP
+    assert second[5].bytes.kept - first[5].bytes.kept == pytest.approx(outputs, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"implementation": "hf"}, {"method": "full"}, {"lora_targets": "query"}, {"lora_dropout": 0.1}],
+)
+def test_llama_adapters_are_refused_where_litgpt_has_none(changes):
+    with pytest.raises(InputError, match="adapter"):
+        stablelm(adapter="llama-adapter", **changes)
+
+
+def test_lightnings_4_bit_weights_come_out_in_fp16_and_are_cast():
+    """At the head, the highest point: one more copy of 50,688 x 4,096 weights."""
+    end, head = stablelm(method="qlora").worst.segments[-1].bytes, 2 * 50688 * 4096
+    assert 2 * head < end.forward_peak - end.input < 2.1 * head
