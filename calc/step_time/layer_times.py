@@ -13,9 +13,10 @@ import numpy.typing as npt
 from calc.hardware import Gpu
 from calc.kernel_times import KernelTimes
 from calc.model.feed_forward import MoE
+from calc.step_time.attention_times import attention_seconds
 from calc.step_time.machine import ACCUMULATED, half_rows, memory_factors, sustained
 from calc.step_time.memory_bound import Traffic, layer_traffic, quantised_format, takes_low_precision
-from calc.step_time.operations import Core, Gemm, LayerOperations, Sharding
+from calc.step_time.operations import Gemm, LayerOperations, Sharding
 from calc.step_time.plan import TimePlan
 
 FloatArray = npt.NDArray[np.float64]
@@ -31,32 +32,6 @@ _KERNELS: Final[Mapping[str, str]] = {
     "mxfp8": "fp8",
     "nvfp4": "nvfp4",
 }
-
-# Attention's rate over the tables' (FlashAttention-3 on Hopper, FlashAttention-2 on Ampere, the engines' own on Blackwell), by the
-# first figure of the compute capability. Hopper, head size 128, 16k tokens: FlashAttention-3 648, cuDNN 595, FlashAttention-2 370
-# TFLOP/s (FlashAttention-3, arXiv 2407.08608, figure 5). FlashAttention-1 has half of FlashAttention-2's rate (arXiv 2307.08691,
-# abstract: "around 2x"), its Triton kernel 1/1.8, the geometric middle of 1.3 to 2.5 (the same, section 4: FlashAttention-2 is 1.7 to 3.0
-# times as fast as FlashAttention and 1.3 to 2.5 times as fast as FlashAttention in Triton).
-_ATTENTION: Final[Mapping[tuple[str, str], float]] = {
-    ("9", "flash-3"): 1.0,
-    ("9", "cudnn"): 595 / 648,
-    ("9", "flash-2"): 370 / 648,
-    ("9", "flash-1"): 370 / 648 / 2,
-    ("9", "flash-triton"): 370 / 648 / 1.8,
-    ("8", "flash-2"): 1.0,
-    ("8", "cudnn"): 1.0,
-    ("8", "flash-1"): 1 / 2,
-    ("8", "flash-triton"): 1 / 1.8,
-}
-# Backward: 2.5 times the FLOPs (five products for two), at this share of the forward's rate: 561 of 648 TFLOP/s by
-# FlashAttention-3, 516 of 595 by cuDNN, 322 of 370 by FlashAttention-2 (arXiv 2407.08608, figures 5 and 6).
-# What attention's forward sustains at most, causal, head size 128, in TFLOP/s: 616 on H100 (the same, figure 5), 185 on A100 and 1,120 on
-# B200 (SimuMax, configs/system: 4,096 tokens of 64 and of 128 heads, half of the whole square's FLOPs)
-_ATTENTION_MOST: Final = (
-    ("h100", 616.0), ("h200", 616.0), ("a100", 185.0), ("b200", 1120.0), ("gb200", 1120.0), ("b300", 1120.0), ("gb300", 1120.0),
-)  # fmt: skip
-_BACKWARD_FLOPS: Final = 2.5
-_BACKWARD_RATE: Final = 561 / 648
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +111,7 @@ class LayerTimer:
         """All passes of one layer."""
         self.prepare(operations.gemms)
         forward, inputs, weights = self._gemms(operations.gemms)
-        core_forward, core_backward = self._cores(operations.cores)
+        core_forward, core_backward = attention_seconds(operations.cores, self.plan, self.gpu, self.kernels)
         scan = self._scan(operations.scans)
         traffic = layer_traffic(operations, self.plan, self.sharding)
         slower = {"permutation": self.permutation / self.memory, "padding": self.permutation / self.memory}
@@ -229,66 +204,6 @@ class LayerTimer:
         narrow = self.gpu.peak_flops("bf16")
         wide = self.gpu.peak_flops("tf32") or self.gpu.peak_flops("fp32")
         return narrow / wide if narrow and wide else 2.0
-
-    def _cores(self, cores: tuple[Core, ...]) -> tuple[float, float]:
-        """Attention's scores and values, forward and backward."""
-        forward = backward = 0.0
-        rate = self._attention_rate
-        for core in cores:
-            if self.plan.attention_program == "unfused":
-                a, b = self._unfused(core)
-            else:
-                a = max(self._core(core), self._core_floor(core)) / core.cp / rate
-                b = a * _BACKWARD_FLOPS / _BACKWARD_RATE
-            forward += a
-            backward += b
-        return forward, backward
-
-    def _core(self, core: Core) -> float:
-        if core.latent and not core.window:
-            rope = min(64, core.head_dim // 3)
-            return float(
-                self.kernels.mla_context(
-                    batch=self.plan.sequences,
-                    query=core.seq,
-                    heads=core.heads,
-                    qk_nope=core.head_dim - rope,
-                    qk_rope=rope,
-                    v_head=core.v_head_dim,
-                )
-            )
-        return float(
-            self.kernels.context_attention(
-                batch=self.plan.sequences,
-                query=core.seq,
-                context=0,
-                heads=core.heads,
-                kv_heads=core.kv_heads,
-                head_dim=max(core.head_dim, core.v_head_dim),
-                window=core.window if core.window < core.seq else 0,
-                causal=core.causal,
-            )
-        )
-
-    def _core_floor(self, core: Core) -> float:
-        """What the core takes at the highest rate that a source has for this GPU."""
-        most = next((rate for name, rate in _ATTENTION_MOST if self.gpu.name.startswith(name)), None)
-        if most is None or self.kernels.source == "roofline":
-            return 0.0
-        keys = core.window if 0 < core.window < core.seq else core.seq / (2 if core.causal else 1)
-        flops = 2.0 * self.plan.sequences * core.seq * keys * core.heads * (core.head_dim + core.v_head_dim)
-        return flops / (most * 1e12)
-
-    def _unfused(self, core: Core) -> tuple[float, float]:
-        """Two batched products forward and four backward over the whole square."""
-        pairs = self.plan.sequences * core.heads / core.cp
-        size = float(self.kernels.gemm(core.seq, core.seq, core.head_dim))
-        return 2 * pairs * size, 4 * pairs * size
-
-    @property
-    def _attention_rate(self) -> float:
-        generation = (self.gpu.compute_capability or "").partition(".")[0]
-        return _ATTENTION.get((generation, self.plan.attention_program), 1.0)
 
     def _scan(self, flops: int) -> float:
         """A recurrence's chunked scan: its FLOPs as one square product would run them."""

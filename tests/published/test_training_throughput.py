@@ -7,18 +7,9 @@ from statistics import median
 import pytest
 
 from calc.step_time.record import RECORD
-from tests.published.training_throughput import (
-    NAMES,
-    OTHERS,
-    _card,
-    best_and_used,
-    case_of,
-    cases,
-    counted,
-    model,
-    pairs,
-    percentile,
-)
+from tests.published.throughput_models import NAMES, OTHERS, model, named_gpu
+from tests.published.throughput_rows import case_of
+from tests.published.training_throughput import best_and_used, cases, counted, pairs, percentile
 
 
 @pytest.fixture(scope="module")
@@ -116,4 +107,4 @@ def test_every_name_of_a_model_is_read_and_any_row_is_predicted_or_left_out():
      ("RTX 4090", "rtx-4090-24gb"), ("4x A100-SXM4-80GB", "a100-sxm-80gb"), ("H100", "h100-sxm-80gb"), ("DGX-B300", "b300-288gb")],
 )  # fmt: skip
 def test_a_gpu_is_known_by_a_sources_words(words, name):
-    assert _card(words).name == name
+    assert named_gpu(words).name == name
