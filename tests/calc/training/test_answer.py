@@ -109,10 +109,10 @@ def test_gathered_groups_stand_next_to_the_shards():
     answer = train(spec, TrainingPlan(seq=8192, dp=8, zero=3, recipe="fsdp-bf16"))
     assert answer.parameters_bytes == 4 * 8_030_261_248 // 8
     root = 2 * (2 * 128256 * 4096 + 4096)
-    assert answer.worst.gathered.kept_bytes == root
+    assert answer.worst.full_weights.kept_bytes == root
     assert answer.activations_bytes > root
     held = train(spec, TrainingPlan(seq=8192, dp=8, zero=3, recipe="fsdp-bf16", reshard_after_forward=False))
-    assert held.worst.gathered.kept_bytes == 2 * 8_030_261_248
+    assert held.worst.full_weights.kept_bytes == 2 * 8_030_261_248
 
 
 def test_pipedream_keeps_a_version_of_the_weights_for_each_micro_batch_in_flight():

@@ -36,7 +36,7 @@ def test_what_streams_of_fsdp_hold_idle_is_reserved_at_the_peak():
     assert answer.worst.segments[answer.worst.peak[1].segment].path == ("end",)
     layer, root = 4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096, 2 * 32000 * 4096 + 4096
     gathers = 2 * (root + layer)
-    _, buffers = answer.worst.gathered.sizes("backward", answer.worst.peak[1].segment, answer.worst.peak[1].at)
+    _, buffers = answer.worst.full_weights.sizes("backward", answer.worst.peak[1].segment, answer.worst.peak[1].at)
     assert answer.worst.idle_pools == answer.gradients_bytes + gathers - buffers
 
 

@@ -144,7 +144,7 @@ def test_what_is_not_counted_is_said():
 def test_gathered_in_float8_a_layer_takes_one_byte_a_weight_and_its_gradients_as_many_as_before():
     plain = {"seq": 8192, "recompute": "full", "compile": "model,loss"}
     narrow = {**plain, "float8": "tensorwise", "float8_all_gather": True}
-    before, after = (answer(**each).worst.gathered.layers[1] for each in (plain, narrow))
+    before, after = (answer(**each).worst.full_weights.layers[1] for each in (plain, narrow))
     matrices = 4096 * (4096 + 2 * 1024 + 4096) + 3 * 4096 * 14336
     assert before.whole.bytes - after.whole.bytes == matrices
     assert before.flat.bytes - after.flat.bytes == matrices
