@@ -10,9 +10,9 @@ PLANS = (COMMANDS["compute"].plan,)
 QUESTION = Question(
     command="compute",
     levers=("dtype", "recompute"),
-    sliders=("tokens", "gpus", "seq", "mfu"),
+    sliders=("tokens", "gpus", "seq"),
     groups={
-        "A run that is known": ("gpu_hours",),
+        "A given MFU, or a run that is known": ("mfu", "gpu_hours"),
         "Price, power and carbon": ("price_per_gpu_hour", "power_utilization", "pue", "grid_intensity"),
     },
     figures=cluster.figures_of,
@@ -21,6 +21,7 @@ QUESTION = Question(
         "Days against GPUs": cluster.against_gpus,
         "Layout finder": cluster.layouts,
         "FLOPs by convention": cluster.conventions,
+        "By a given MFU": cluster.given_mfu,
     },
 )
 

@@ -64,7 +64,7 @@ IMPLEMENTATIONS = {
     "torchtune": "torchtune",
 }
 ENGINES = {
-    "logical": "theoretical (no engine overhead)",
+    "logical": "no engine (ideal)",
     "vllm": "vLLM",
     "sglang": "SGLang",
     "tensorrt-llm": "TensorRT-LLM",

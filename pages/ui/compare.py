@@ -51,7 +51,11 @@ def _answer(question: Question, asked: Scenario) -> Any:
 def _table(question: Question, numbers: Numbers, scenarios: dict[str, Scenario], answers: dict[str, Any]) -> None:
     rows: dict[str, list[str]] = {}
     rows |= pins.differing(list(scenarios.values()), [question.plan])
-    found = {name: question.figures(answer, numbers) for name, answer in answers.items() if not isinstance(answer, str)}
+    found = {
+        name: question.figures(answer, numbers, scenarios[name])
+        for name, answer in answers.items()
+        if not isinstance(answer, str)
+    }
     first = next(iter(found.values()), [])
     for place, figure in enumerate(first):
         rows[figure.label] = [

@@ -39,7 +39,7 @@ class Question:
     """
 
     command: str
-    figures: Callable[[Any, Numbers], list[Figure]]
+    figures: Callable[[Any, Numbers, Scenario], list[Figure]]
     picture: Tab
     levers: Sequence[str] = ()
     sliders: Sequence[str] = ()
@@ -96,7 +96,7 @@ def _page(question: Question) -> None:
     answer, notes, asked = found
     with top, _greyed(found, "figures"):
         question.picture(answer, numbers, asked)
-        figures(question.figures(answer, numbers))
+        figures(question.figures(answer, numbers, asked))
         views.calibration(notes)
     _exports(question, answer, notes)
     if pins.kept():

@@ -15,7 +15,7 @@ from calc.training import TrainingAnswer, TrainingPlan
 from pages.ui import charts, link, parts, scenario, widgets
 from pages.ui.charts import Curve
 from pages.ui.fields import fields_of
-from pages.ui.numbers import Figure, Numbers
+from pages.ui.numbers import Figure, Numbers, figures
 from pages.ui.scenario import Scenario
 from pages.ui.text import plain
 
@@ -67,13 +67,36 @@ def _sentence(found: TimeAnswer, asked: Scenario, numbers: Numbers) -> str:
         f"{tokens} tokens on {plan.gpus:,} × {plain(asked.gpu_name)}: {days}{cost}. One step takes "
         f"{numbers.show(found.step_seconds, 'seconds')}, MFU {numbers.percent(found.mfu)}, HFU {numbers.percent(found.hfu)}, "
         f"{numbers.count(found.tokens_per_s_per_gpu)} tokens/s on each GPU ({plain(found.source)}). The step of the Train page "
-        f"{fits} in memory ({numbers.show(memory.driver_bytes)} of {numbers.show(memory.gpu_memory_bytes)}). "
-        "The figures below take the MFU that is set by hand."
+        f"{fits} in memory ({numbers.show(memory.driver_bytes)} of {numbers.show(memory.gpu_memory_bytes)})."
     )
 
 
-def figures_of(answer: ComputeAnswer, numbers: Numbers) -> list[Figure]:
-    """The four figures under the bar, by the MFU that is set."""
+def figures_of(answer: ComputeAnswer, numbers: Numbers, asked: Scenario) -> list[Figure]:
+    """The four figures under the bar: by measured kernels, or by the given MFU where those say nothing."""
+    try:
+        found = _timed(asked, {})
+    except InputError:
+        return _by_mfu(answer, numbers)
+    run, price = found.run, found.price
+    return [
+        Figure("Time", numbers.show(run.seconds, "seconds"), "Steps of the run · seconds of one step", run.seconds),
+        Figure("GPU-hours", numbers.count(run.gpu_hours), "Time · GPUs", run.gpu_hours),
+        Figure(
+            "Cost",
+            "unknown" if run.cost is None else f"${run.cost:,.0f}",
+            f"GPU-hours · price of a GPU-hour ({price.source}); the sidebar takes another price",
+            run.cost,
+        ),
+        _energy(run.energy_kwh, numbers),
+    ]
+
+
+def _energy(kwh: float | None, numbers: Numbers) -> Figure:
+    said = f"{numbers.count(kwh, ' kWh')}: GPU-hours · board power · share drawn · PUE"
+    return Figure("Energy", numbers.show(kwh, "kWh"), said, kwh)
+
+
+def _by_mfu(answer: ComputeAnswer, numbers: Numbers) -> list[Figure]:
     causal, mfu = answer.causal, numbers.percent(answer.causal.mfu)
     return [
         Figure(
@@ -89,13 +112,14 @@ def figures_of(answer: ComputeAnswer, numbers: Numbers) -> list[Figure]:
             "In the currency of the price; set the price of a GPU-hour in the sidebar to see it",
             causal.cost,
         ),
-        Figure(
-            "Energy",
-            numbers.show(causal.energy_kwh, "kWh"),
-            f"{numbers.count(causal.energy_kwh, ' kWh')}: GPU-hours · board power · share drawn · PUE",
-            causal.energy_kwh,
-        ),
+        _energy(causal.energy_kwh, numbers),
     ]
+
+
+def given_mfu(answer: ComputeAnswer, numbers: Numbers, _: Scenario) -> None:
+    """The same run by an MFU that is set by hand, or that a known run's GPU-hours give: no kernel is asked."""
+    st.markdown("An MFU by hand, or the GPU-hours of a known run, replace the kernels here; both are in the sidebar.")
+    figures(_by_mfu(answer, numbers))
 
 
 def against_gpus(answer: ComputeAnswer, numbers: Numbers, asked: Scenario) -> None:

@@ -125,15 +125,15 @@ def _sentence(asked: Scenario, task: str) -> None:
     """Fine-tune [model] with [way] at [tokens] on [count] x [GPU]."""
     subject = fields_of(Subject)
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", border=True, key="sentence"):
-        widgets.ask(fields_of(Sentence)["task"], 130)
-        widgets.ask(subject["model"], 250)
+        widgets.ask(fields_of(Sentence)["task"], 124)
+        widgets.ask(subject["model"], 214)
         _ask_way(asked, task)
-        widgets.ask(_field("seq" if task == "Fine-tune" else "context", task), 150, slider=False)
+        widgets.ask(_field("seq" if task == "Fine-tune" else "context", task), 142, slider=False)
         if task == "Serve":
-            widgets.ask(_field("concurrency", task), 150, slider=False)
+            widgets.ask(_field("concurrency", task), 142, slider=False)
         elif asked.layout == "auto":
             widgets.ask(fields_of(Spread)["gpus"], 90, slider=False)
-        widgets.ask(subject["gpu"], 250)
+        widgets.ask(subject["gpu"], 222)
 
 
 def _ask_way(asked: Scenario, task: str) -> None:

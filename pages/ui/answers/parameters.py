@@ -23,7 +23,7 @@ _IDLE = "#a3abb6"  # reads on light and dark
 _DEPTH = 4  # levels drawn at once; a click opens what lies below
 
 
-def figures_of(answer: ParameterAnswer, numbers: Numbers) -> list[Figure]:
+def figures_of(answer: ParameterAnswer, numbers: Numbers, _: Scenario | None = None) -> list[Figure]:
     """The four figures under the treemap."""
     total, active, embedding, trainable = answer.total, answer.active, answer.embedding, answer.trainable
     return [

@@ -13,7 +13,7 @@ def picture(answer: PipelineAnswer, numbers: Numbers, _: Scenario) -> None:
     charts.timeline(answer.timeline, answer.plan.stages, answer.makespan, "timeline")
 
 
-def figures_of(answer: PipelineAnswer, numbers: Numbers) -> list[Figure]:
+def figures_of(answer: PipelineAnswer, numbers: Numbers, _: Scenario | None = None) -> list[Figure]:
     """The four figures under the timeline."""
     return [
         Figure("Step time", numbers.show(answer.makespan, "seconds"),

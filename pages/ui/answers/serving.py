@@ -43,13 +43,14 @@ def users(answer: ServingAnswer, numbers: Numbers) -> str:
 
 
 def _pace(answer: ServingAnswer, numbers: Numbers) -> str:
-    """`with 8 at once 52 tokens/s each, 416 in all`; nothing where no time is known."""
+    """`with 8 at once 52 tokens/s each, 400 in all with their prompts' time`; nothing where no time is known."""
     pace, low, high = answer.speed, answer.speed.low, answer.speed.high
     if not pace.tpot_s:
         return ""
     band = f" ({numbers.count(low.tokens_per_s)} to {numbers.count(high.tokens_per_s)})" if low and high else ""
     each = numbers.count(1 / pace.tpot_s)
-    return f"with {answer.plan.concurrency:,} at once {each} tokens/s each, {numbers.count(pace.tokens_per_s)} in all{band}"
+    total = f"{numbers.count(pace.tokens_per_s)} in all{band}, the time of prompts counted"
+    return f"with {answer.plan.concurrency:,} at once {each} tokens/s each, {total}"
 
 
 def _need(answer: ServingAnswer, numbers: Numbers) -> str:
@@ -82,7 +83,7 @@ def picture(answer: ServingAnswer, numbers: Numbers, _: Scenario) -> None:
     charts.stacked({"this load": found}, "bytes", numbers, "memory bar", said, limit)
 
 
-def figures_of(answer: ServingAnswer, numbers: Numbers) -> list[Figure]:
+def figures_of(answer: ServingAnswer, numbers: Numbers, _: Scenario | None = None) -> list[Figure]:
     """The four figures under the bar."""
     room, pace = answer.capacity, answer.speed
     return [

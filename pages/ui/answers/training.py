@@ -42,7 +42,7 @@ def picture(answer: TrainingAnswer, numbers: Numbers, _: Scenario) -> None:
     charts.stacked(rows, "bytes", numbers, "memory bar", said, limit_of(answer))
 
 
-def figures_of(answer: TrainingAnswer, numbers: Numbers) -> list[Figure]:
+def figures_of(answer: TrainingAnswer, numbers: Numbers, _: Scenario | None = None) -> list[Figure]:
     """The four figures under the bar."""
     return [
         numbers.bytes(
