@@ -107,5 +107,14 @@ def named() -> Mapping[str, Quantization]:
         Quantization("nf4", schemes.bnb4("nf4", double=True)),
         Quantization("mxfp4", schemes.mx(4), roles=frozenset(("expert",)), in_experts=True),
         Quantization("nvfp4", schemes.nvfp4(inputs=True)),
+        *(
+            Quantization(
+                f"mlx-int{bits}",
+                schemes.mlx(bits, 64, "affine"),
+                roles=integers.EVERY | {"embedding"},
+                least_columns=64,
+            )
+            for bits in (8, 4)
+        ),
     )
     return {row.family: row for row in rows}

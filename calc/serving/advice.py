@@ -23,11 +23,18 @@ _WEIGHTS = {
     "vllm": ("fp8", "awq-int4", "nvfp4"),
     "sglang": ("fp8", "awq-int4", "nvfp4"),
     "tensorrt-llm": ("fp8", "awq-int4", "nvfp4"),
+    "mlx": ("mlx-int8", "mlx-int4"),
     "llama.cpp": ("gguf-Q8_0", "gguf-Q6_K", "gguf-Q4_K_M", "gguf-Q3_K_M"),
     "transformers": ("int8", "nf4"),
     "logical": ("fp8", "int8", "awq-int4", "nf4"),
 }
-_CACHE = {"vllm": ("fp8",), "sglang": ("fp8",), "tensorrt-llm": ("fp8",), "llama.cpp": ("q8_0", "q4_0")}
+_CACHE = {
+    "vllm": ("fp8",),
+    "sglang": ("fp8",),
+    "tensorrt-llm": ("fp8",),
+    "llama.cpp": ("q8_0", "q4_0"),
+    "mlx": ("int8", "int4"),
+}
 
 
 @dataclass(frozen=True, slots=True)

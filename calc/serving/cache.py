@@ -15,10 +15,11 @@ from calc.dtypes import DTYPES
 from calc.model.mixers import Attention, CompressedAttention, Indexer, LatentAttention, Mixer, Recurrence
 from calc.model.spec import Layer, ModelSpec
 from calc.model.weights import Split
-from calc.serving.formats import KV_ASSUMES, KV_FORMATS, Bits, plain
+from calc.serving.formats import KV_ASSUMES, KV_FORMATS, MLX_KV, Bits, plain
 from calc.serving.plan import MOST_TOKENS, ServingPlan
 from calc.units import ceil_div, round_up
 
+_STEP = 256  # mlx-lm's caches grow by so many tokens (models/cache.py)
 CELLS = 256  # llama.cpp pads the cache of a stream to so many cells
 
 _GQA = ("GQA, arXiv 2305.13245, section 2", "https://arxiv.org/abs/2305.13245")
@@ -211,6 +212,8 @@ class Cache:
             return self.sharers
         if kept.of_prompt:
             return self.plan.prompt_tokens
+        if self.plan.engine == "mlx":
+            return min(tokens + _STEP - 1, kept.most) if kept.most else round_up(tokens // kept.every, _STEP)
         if self.cells:
             room = min(tokens, kept.most * self.sharers + self.plan.ubatch) if kept.most else tokens // kept.every
             return round_up(room, CELLS)
@@ -293,6 +296,12 @@ class Cache:
                 numbers[kept.letter], tokens = kept.most, rf"\min(<s>, <{kept.letter}>)"
             elif kept.every > 1:
                 numbers["m"], tokens = kept.every, r"\lfloor \frac{<s>}{<m>} \rfloor"
+            if self.plan.engine == "mlx":
+                tokens = (
+                    rf"\min(<s> + 255, <{kept.letter}>)"
+                    if kept.most
+                    else rf"256 \cdot \lceil \frac{{{tokens}}}{{256}} \rceil"
+                )
             if self.cells:
                 if kept.most:
                     of_all = f"<{kept.letter}>" if self.sharers == 1 else rf"<B> \cdot <{kept.letter}>"
@@ -308,7 +317,7 @@ class Cache:
             latex = rf"\lceil \frac{{{latex} \cdot {bits.latex}}}{{8}} \rceil"
             numbers |= bits.numbers
         assumes = kept.assumes
-        if not kept.bits and self.plan.kv_dtype in KV_ASSUMES:
+        if not kept.bits and self.plan.kv_dtype in KV_ASSUMES and self.plan.engine != "mlx":
             assumes = (*assumes, KV_ASSUMES[self.plan.kv_dtype])
         value = self.tensor_bytes(kept, self.tokens(kept, self.plan.context))
         return Component(kept.name, value, formula=Formula(latex, *kept.source, assumes), numbers=numbers)
@@ -321,7 +330,8 @@ def cache_of(spec: ModelSpec, plan: ServingPlan) -> Cache:
     kinds = kept_tensors(spec, plan.tp, plan.keep_window or 0, plan.keep_sinks or 0, packed, plan.engine == "llama.cpp")
     if plan.engine == "llama.cpp" and (plan.cache_type_k or plan.cache_type_v):
         kinds = tuple(tuple(_typed(kept, plan) for kept in kind) for kind in kinds)
-    return Cache(kinds, KV_FORMATS[plan.kv_dtype], plan)
+    own = MLX_KV.get(plan.kv_dtype) if plan.engine == "mlx" else None
+    return Cache(kinds, own or KV_FORMATS[plan.kv_dtype], plan)
 
 
 _OF_KEYS = (

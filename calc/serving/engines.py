@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from calc.breakdown import Component
 from calc.hardware import Gpu
 from calc.model.spec import ModelSpec
-from calc.serving import sglang, tensorrt_llm, transformers_generate
+from calc.serving import mlx, sglang, tensorrt_llm, transformers_generate
 from calc.serving.activations import activations
 from calc.serving.cache import Cache
 from calc.serving.capacity import Capacity, logical
@@ -53,5 +53,6 @@ _TABLE = (
     Engine("tensorrt-llm", tensorrt_llm.parts, tensorrt_llm.tensorrt_llm),
     Engine("transformers", transformers_generate.parts, transformers_generate.transformers_generate),
     Engine("llama.cpp", buffers, llama_cpp, place),
+    Engine("mlx", mlx.parts, mlx.mlx),
 )
 ENGINES: Mapping[str, Engine] = {engine.name: engine for engine in _TABLE}

@@ -74,6 +74,10 @@ KV_FORMATS: Mapping[str, Bits] = {
     "int4": plain(4),
     **{name: GGML[name.upper()] for name in ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")},
 }
+# mlx-lm's --kv-bits: groups of 64 with a 16-bit scale and a 16-bit bias
+MLX_KV: Mapping[str, Bits] = {
+    f"int{bits}": Bits(Fraction(64 * bits + 32, 64), r"\frac{64 \cdot <b> + 32}{64}", {"b": bits}) for bits in (8, 4)
+}
 KV_ASSUMES = {
     "fp8": "one scale a tensor or a layer is left out",
     "int8": "scales are left out",

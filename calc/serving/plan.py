@@ -25,6 +25,8 @@ WeightName = Literal[
     "nf4",
     "mxfp4",
     "nvfp4",
+    "mlx-int8",
+    "mlx-int4",
     "gguf-BF16",
     "gguf-F16",
     "gguf-Q8_0",
@@ -56,7 +58,7 @@ WeightName = Literal[
     "gguf-IQ1_M",
     "gguf-IQ1_S",
 ]
-EngineName = Literal["logical", "vllm", "sglang", "tensorrt-llm", "llama.cpp", "transformers"]
+EngineName = Literal["logical", "vllm", "sglang", "tensorrt-llm", "llama.cpp", "mlx", "transformers"]
 KVName = Literal["auto", "bf16", "fp16", "fp32", "fp8", "int8", "int4", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 
 
@@ -89,7 +91,7 @@ _ENGINE_FIELDS = {
     "mem_fraction_static": ("sglang",),
     "free_gpu_memory_fraction": ("tensorrt-llm",),
     "max_tokens": ("tensorrt-llm",),
-    "gpu_memory_utilization": ("logical", "vllm", "llama.cpp"),
+    "gpu_memory_utilization": ("logical", "vllm", "llama.cpp", "mlx"),
     "ubatch": ("llama.cpp",),
     "gpu_layers": ("llama.cpp",),
     "flash_attention": ("llama.cpp",),
