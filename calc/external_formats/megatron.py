@@ -24,6 +24,7 @@ from calc.external_formats.draft import (
     whole,
 )  # fmt: skip
 from calc.external_formats.writing import Writing, left_over
+from calc.training.plan_fields import RECOMPUTABLE
 
 _MODEL: Final = (
     "num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels vocab_size num_experts max_position_embeddings"
@@ -51,6 +52,16 @@ def _dropout(draft: Draft, value: Any) -> str:
 def _recompute(draft: Draft, value: Any) -> str:
     draft.plan["recompute"] = one_of({"full": "full", "selective": "selective"}, "not known here")(value)
     return f"recompute {draft.plan['recompute']}"
+
+
+def _modules(draft: Draft, value: Any) -> str:
+    names = value.replace(",", " ").split() if isinstance(value, str) else [str(each) for each in value]
+    known = one_of({name: name for name in RECOMPUTABLE}, "not a module known here")
+    draft.plan["recompute_modules"] = tuple(known(name) for name in names)
+    if names == ["core_attn"]:  # flash attention repeats its scores anyway
+        del draft.plan["recompute_modules"]
+        return NO_EFFECT
+    return f"recompute_modules {','.join(names)}"
 
 
 def _optimizer(draft: Draft, value: Any) -> str:
@@ -110,7 +121,9 @@ SETTINGS: Final[Table] = {
     "checkpoint-activations": switches("recompute", "full"),
     "recompute-method": refuses("every layer is recomputed", unless=lambda value: value == "uniform"),
     "recompute-num-layers": refuses("every layer is recomputed by itself", unless=lambda value: str(value) == "1"),
-    "recompute-modules": refuses("selective recomputation is of attention", unless=lambda value: value == "core_attn"),
+    "recompute-modules": Setting(_modules),
+    "decoder-first-pipeline-num-layers": sets("first_stage_layers"),
+    "decoder-last-pipeline-num-layers": sets("last_stage_layers"),
     "attention-dropout": Setting(_dropout),
     "hidden-dropout": Setting(_dropout),
     "attention-backend": Setting(_backend),
@@ -169,6 +182,8 @@ def finish(draft: Draft) -> None:
         plan["sequence_parallel"] = bool(facts.get("sequence_parallel"))
     if facts.get("fused_loss"):
         plan["loss"] = "fused"
+    if plan.get("recompute") == "full" or plan["implementation"] != "fused":
+        plan.pop("recompute_modules", None)
     _virtual_stages(draft)
     _ranks(draft)
     _model(draft)

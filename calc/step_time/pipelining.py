@@ -11,21 +11,22 @@ from calc.model.spec import ModelSpec
 from calc.pipeline import SCHEDULES, PipelinePlan, simulate
 from calc.pipeline.orders import model_stage
 from calc.step_time.plan import TimePlan
+from calc.training.pipeline_stages import part_starts
 
 if TYPE_CHECKING:
     from calc.step_time.step import RankSeconds
 
 
 def layers_of_ranks(plan: TimePlan, spec: ModelSpec) -> tuple[tuple[Counter[int], bool, bool], ...]:
-    """For each rank: how many layers of each kind, and whether it holds the embedding and the head. Layers are dealt out evenly, the
-    first parts one longer where they do not divide."""
-    return _layers(spec.layers.pattern, plan.pp, plan.virtual_stages, SCHEDULES[plan.schedule].shape)
+    """For each rank: how many layers of each kind, and whether it holds the embedding and the head."""
+    starts = part_starts(plan, len(spec.layers.pattern))
+    return _layers(spec.layers.pattern, starts, plan.pp, plan.virtual_stages, SCHEDULES[plan.schedule].shape)
 
 
 @lru_cache(maxsize=1024)
-def _layers(pattern: tuple[int, ...], p: int, v: int, shape: str) -> tuple[tuple[Counter[int], bool, bool], ...]:
-    size, longer = divmod(len(pattern), p * v)
-    starts = [part * size + min(part, longer) for part in range(p * v + 1)]
+def _layers(
+    pattern: tuple[int, ...], starts: tuple[int, ...], p: int, v: int, shape: str
+) -> tuple[tuple[Counter[int], bool, bool], ...]:
     made = []
     for rank in range(p):
         parts = [model_stage(shape, p, rank, chunk) for chunk in range(v)]

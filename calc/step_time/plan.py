@@ -15,12 +15,6 @@ Format = Literal["bf16", "fp16", "fp32", "fp8", "fp8-block", "mxfp8", "nvfp4"]
 AttentionKernel = Literal["flash-1", "flash-triton", "flash-2", "flash-3", "cudnn", "unfused"]
 CudaGraphs = Literal["none", "attention", "full"]
 
-RECOMPUTABLE = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
-
-
-def _names(value: object) -> object:
-    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
-
 
 class TimePlan(TrainingPlan):
     """One training step as `train` describes it, on a machine, by a program that fuses more or less."""
@@ -39,11 +33,6 @@ class TimePlan(TrainingPlan):
     )
     cuda_graphs: CudaGraphs = Field(
         "none", description="what CUDA graphs replay without the host: nothing, all but the experts, or the whole step"
-    )
-    recompute_modules: Annotated[tuple[str, ...], BeforeValidator(_names)] = Field(
-        (),
-        description="modules that the backward computes again (Megatron's names, with commas): "
-        + ", ".join(RECOMPUTABLE),
     )
     tp_overlap: bool | None = Field(
         None,
@@ -121,18 +110,11 @@ class TimePlan(TrainingPlan):
     )
 
     @model_validator(mode="after")
-    def _known_modules(self) -> Self:
-        for name in self.recompute_modules:
-            if name not in RECOMPUTABLE:
-                raise InputError.of("recompute_modules", name, f"it must be one of {', '.join(RECOMPUTABLE)}")
+    def _agrees(self) -> Self:
         if self.compiled and self.implementation in ("torchtitan", "torchtune"):
             raise InputError.of("compiled", True, f"implementation {self.implementation!r} says it by compile model")
         if self.float8 != "none" and self.matmul not in (None, "fp8"):
             raise InputError.of("matmul", self.matmul, f"float8 {self.float8!r} means fp8")
-        if self.recompute_modules and self.recompute == "full":
-            raise InputError.of(
-                "recompute_modules", ",".join(self.recompute_modules), "recompute full repeats all of them"
-            )
         return self
 
     @cached_property

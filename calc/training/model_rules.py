@@ -60,6 +60,9 @@ def check(plan: TrainingPlan, spec: ModelSpec) -> None:
             "torchtune",
             f"it is modelled for dense decoders with gated MLPs and two norms a layer, which {spec.name} is not",
         )
+    for module in plan.recompute_modules:
+        if module in _MODULES and not any(map(_MODULES[module], spec.layers.kinds)):
+            raise InputError.of("recompute_modules", module, f"no layer of {spec.name} has one")
     if plan.lora and not plan.lora.litgpt:
         _check_targets(plan.lora, spec)
     if plan.modules_to_save and spec.tied:
@@ -76,6 +79,15 @@ def check(plan: TrainingPlan, spec: ModelSpec) -> None:
         raise InputError.of(
             "method", "qlora", f"it is not modelled for the recurrent or compressed layers of {spec.name}"
         )
+
+
+_MODULES = {
+    "mla_up_proj": lambda layer: isinstance(layer.mixer, LatentAttention),
+    "mlp": lambda layer: isinstance(layer.feed_forward, MLP),
+    "moe": lambda layer: isinstance(layer.feed_forward, MoE),
+    "moe_act": lambda layer: isinstance(layer.feed_forward, MoE),
+    "shared_experts": lambda layer: isinstance(layer.feed_forward, MoE) and layer.feed_forward.shared is not None,
+}
 
 
 def _plain_decoder(layer: Layer) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import accumulate
 from typing import NamedTuple
 
 from calc.errors import InputError
@@ -46,8 +47,37 @@ def must_be_modelled(spec: ModelSpec) -> None:
         )
 
 
+def part_starts(plan: TrainingPlan, layers: int) -> tuple[int, ...]:
+    """Where each part of the model begins, in order of depth, and where the last ends: pp · virtual_stages parts. Layers are dealt out
+    evenly, the first parts one longer where they do not divide. Where the first or the last stage has its own number, it and the rest
+    divide evenly (megatron/core/transformer/transformer_block.py, get_num_layers_to_build); InputError where they do not."""
+    p, v, ends = plan.pp, plan.virtual_stages, (plan.first_stage_layers, plan.last_stage_layers)
+    if ends == (None, None):
+        size, longer = divmod(layers, p * v)
+        return tuple(part * size + min(part, longer) for part in range(p * v + 1))
+    if _shape(plan.schedule) == "v":
+        raise InputError.of(
+            "schedule", plan.schedule, "stages with layers of their own need one that loops over the stages"
+        )
+    given = sum(each for each in ends if each is not None)
+    between = p - sum(each is not None for each in ends)
+    rest = layers - given
+    if rest < 0 or (rest % (between * v) if between else rest):
+        raise InputError(
+            f"first_stage_layers ({ends[0]}) and last_stage_layers ({ends[1]}): pp * virtual_stages ({p} * {v}) must divide the rest "
+            f"of the {layers} layers evenly",
+            "first_stage_layers",
+        )
+    each = rest // between if between else 0
+    of_rank = [each if ends[0] is None else ends[0], *[each] * (p - 2), each if ends[1] is None else ends[1]]
+    for size in of_rank:
+        if size % v:
+            raise InputError.of("virtual_stages", v, f"it must divide the {size} layers of each stage")
+    return tuple(accumulate([of_rank[part % p] // v for part in range(p * v)], initial=0))
+
+
 def stages(plan: TrainingPlan, spec: ModelSpec) -> tuple[Stage, ...]:
-    """Every rank of the pipeline. Layers are dealt out evenly, the first parts one longer where they do not divide.
+    """Every rank of the pipeline, its layers as `part_starts` deals them out.
 
     InputError for layers whose training is not modelled.
     """
@@ -56,8 +86,7 @@ def stages(plan: TrainingPlan, spec: ModelSpec) -> tuple[Stage, ...]:
     p, v = plan.pp, plan.virtual_stages
     if p == 1:
         return (Stage(0, pattern, True, True, True, 1, 1),)
-    size, longer = divmod(len(pattern), p * v)
-    starts = [part * size + min(part, longer) for part in range(p * v + 1)]
+    starts = part_starts(plan, len(pattern))
     held = in_flight(plan.schedule, p, plan.microbatches, v)
     made = []
     for rank in range(p):

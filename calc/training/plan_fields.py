@@ -16,6 +16,7 @@ Recipe = Literal[
 ]  # fmt: skip
 Optimizer = Literal["adamw", "sgd", "momentum", "adafactor", "lion", "muon", "adamw-8bit", "paged-adamw"]
 Loss = Literal["full", "chunked", "fused", "chunked-output"]
+RECOMPUTABLE = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 Schedule = Literal[
     "naive", "gpipe", "1f1b", "interleaved", "looped-bfs", "interleaved-zb", "zb-h1", "zb-h2", "zb-v", "dualpipe-v",
     "pipedream",
@@ -66,6 +67,11 @@ class PlanFields(BaseModel):
         description="activations that the backward computes again; selective: what is chosen by operator (torchtitan), or "
         "attention's scores",
     )
+    recompute_modules: Names = Field(
+        (),
+        description="fused: modules that the backward computes again (Megatron's names, with commas): "
+        + ", ".join(RECOMPUTABLE),
+    )
     recompute_every: int = Field(
         1,
         ge=1,
@@ -103,6 +109,15 @@ class PlanFields(BaseModel):
     keep_logits: bool = Field(False, description="the caller holds the model's logits to the end of the step")
     schedule: Schedule = Field("1f1b", description="pipeline schedule")
     virtual_stages: int = Field(1, ge=1, le=256, description="chunks of the model on a pipeline stage")
+    first_stage_layers: int | None = Field(
+        None,
+        ge=0,
+        le=2**20,
+        description="layers of the first pipeline stage (Megatron's num_layers_in_first_pipeline_stage); left out: even",
+    )
+    last_stage_layers: int | None = Field(
+        None, ge=0, le=2**20, description="layers of the last pipeline stage; left out: even"
+    )
     method: Literal["full", "lora", "dora", "qlora"] = Field("full", description="full training or adapters")
     adapter: Adapter = Field(
         "lora",

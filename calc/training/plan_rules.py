@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from calc.training.plan_fields import PlanFields
+from calc.training.plan_fields import RECOMPUTABLE, PlanFields
 from calc.training.states.tensors import EMBEDDING_MODULES, HEAD_MODULES
 
 Rule = tuple[Callable[[PlanFields], bool], str]
@@ -324,6 +324,18 @@ _PLAN_RULES: tuple[Rule, ...] = (
         lambda plan: plan.implementation == "fused" and plan.attention == "eager",
         "attention: 'eager' is not part of implementation 'fused' (Transformer Engine's attention is flash); use sdpa or flash",
     ),
+    (
+        lambda plan: not {*plan.recompute_modules} <= {*RECOMPUTABLE},
+        "recompute_modules: {recompute_modules} must be among " + ", ".join(RECOMPUTABLE),
+    ),
+    (
+        lambda plan: bool(plan.recompute_modules) and plan.recompute == "full",
+        "recompute_modules: {recompute_modules} with recompute 'full', which repeats all of them",
+    ),
+    (
+        lambda plan: bool(plan.recompute_modules) and plan.implementation != "fused",
+        "recompute_modules ({recompute_modules}) needs implementation 'fused', and implementation is {implementation!r}",
+    ),
     *_TORCHTITAN_RULES,
     *_LITGPT_RULES,
     *_LITGPT_ADAPTER_RULES,
@@ -386,6 +398,10 @@ _PLAN_RULES: tuple[Rule, ...] = (
     (
         lambda plan: plan.virtual_stages > 1 and plan.pp == 1,
         "virtual_stages ({virtual_stages}) needs pp above 1, and pp is {pp}",
+    ),
+    (
+        lambda plan: plan.pp == 1 and (plan.first_stage_layers is not None or plan.last_stage_layers is not None),
+        "first_stage_layers ({first_stage_layers}) and last_stage_layers ({last_stage_layers}) need pp above 1",
     ),
     (
         lambda plan: plan.attention == "flash" and plan.recipe == "fp32",

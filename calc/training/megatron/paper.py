@@ -36,6 +36,7 @@ class Layout:
     recompute: str
     loss: str
     gradient: int  # bytes of a weight's gradient as backward makes it; 0 where it is added to the main gradient at once
+    modules: tuple[str, ...] = ()  # that backward computes again (recompute_modules)
     dropped: tuple[str, ...] = ()  # where dropout keeps its mask: "residual", "embedding"
 
     @property

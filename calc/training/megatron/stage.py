@@ -33,7 +33,14 @@ def ledger_segments(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: 
     fused = plan.implementation == "fused"
     dropped = tuple(place for place, _ in spec.dropout) if plan.dropout == "config" else ()
     layout = Layout(
-        plan.implementation, plan.tp, plan.sharded_sequence, plan.recompute, plan.head_loss, _gradient(plan), dropped
+        plan.implementation,
+        plan.tp,
+        plan.sharded_sequence,
+        plan.recompute,
+        plan.head_loss,
+        _gradient(plan),
+        plan.recompute_modules,
+        dropped,
     )
     h = dim("h", spec.hidden_size)
     sizes = Sizes(plan.micro_batch, plan.seq // plan.cp, 1)

@@ -110,6 +110,23 @@ def fused_steps(layer: Layer, h: Dim, tp: int, dropped: bool) -> list[Step]:
     return steps
 
 
+def _module_of(row: Row, modules: tuple[str, ...], kind: str) -> str:
+    """The module whose backward makes this row again, one of `modules`; "" for a row that is kept (megatron/core/transformer:
+    transformer_config.py, recompute_modules). layernorm, moe_act and mla_up_proj drop their outputs (CheckpointWithoutOutput), the others
+    all but their input. Flash attention keeps nothing but its operands and its output, whatever core_attn says."""
+    place, name = row.path[0], row.path[-1]
+    found = {
+        "layernorm": place == "norms" and name.endswith("_norm_output"),
+        "mla_up_proj": kind == "latent" and (name in ("query", "key", "value") or name.endswith("_latent_norm")),
+        "mlp": place == "mlp",
+        "moe": place in ("experts", "shared_expert"),
+        "moe_act": place == "experts" and name in ("product", "activated"),
+        "shared_experts": place == "shared_expert",
+    }
+    module = next((module for module in modules if found.get(module)), "")
+    return f"{module}/{name}" if module == "layernorm" else module  # each norm is one of its own
+
+
 class _Script:
     """Storages of a block as they are named, and events on them."""
 
@@ -142,34 +159,42 @@ class _Script:
 
 
 Kept = list[tuple[Step, tuple[int, ...]]]
+Again = dict[int, str]  # rows that are not kept, and the module that makes each again
 
 
-def _forward(script: _Script, kept: Kept, output: int) -> list[int]:
-    """Each row as it is made. Sequence parallelism gathers what the column-parallel layers read, one layer long."""
+def _forward(script: _Script, kept: Kept, output: int, again: Again) -> list[int]:
+    """Each row as it is made. Sequence parallelism gathers what the column-parallel layers read, one layer long. What is made again
+    goes when its reader has run."""
     events: list[int] = []
     gathered: list[int] = []
+    waiting: list[int] = []
     for step, numbers in kept:
         events += numbers
         events += [~number for number in gathered]
+        events += [~number for number in waiting]
+        waiting = [number for number in numbers if number in again]
         gathered = []
         if script.layout.sharded_sequence:
             gathered = [script.whole(("gathered",), row.dim) for row in step if row.enters]
             events += gathered
     if script.layout.sharded_sequence:  # the row-parallel layer's sum, before it is scattered
         whole = script.whole(("output_sum",), script.h)
-        return [*events, *(~number for number in gathered), whole, output, ~whole]
-    return [*events, *(~number for number in gathered), output]
+        return [*events, *(~number for number in gathered), whole, output, ~whole, *(~number for number in waiting)]
+    return [*events, *(~number for number in gathered), output, *(~number for number in waiting)]
 
 
-def _backward(script: _Script, kept: Kept, output_gradient: int, weights: dict[str, int]) -> list[int]:
+def _backward(script: _Script, kept: Kept, again: Again, weights: dict[str, int]) -> list[int]:
     """In reverse: an operator makes the gradients of what it read, then what it read and the gradients before go.
 
     Under sequence parallelism a row-parallel layer gathers its output's gradient, a column-parallel one its input, and makes the
     gradient of the whole sequence before it is scattered. The gradient of the residual lives through all of it.
     """
     layout, events, before = script.layout, list[int](), list[int]()
-    inside = False
+    inside, waiting = False, dict(again)
     for step, numbers in reversed(kept):
+        modules = {waiting[number] for number in numbers if number in waiting}
+        events += [number for number, module in waiting.items() if module in modules]  # the module runs forward again
+        waiting = {number: module for number, module in waiting.items() if module not in modules}
         around: list[int] = []
         if layout.sharded_sequence and not inside and step[0].split:
             around = [script.whole(("gathered_gradient",), script.h)]
@@ -195,18 +220,21 @@ def fused_layer(
     kept: Kept = [(first, (script.row(first[0]),))]
     for step in fused_steps(layer, h, layout.tp, "residual" in layout.dropped):
         kept.append((step, tuple(script.row(row) for row in step)))
-    held = tuple(number for _, numbers in kept for number in numbers)
+    kind = "latent" if isinstance(layer.mixer, LatentAttention) else ""
+    rows = [(row, number) for step, numbers in kept[1:] for row, number in zip(step, numbers, strict=True)]
+    again = {number: module for row, number in rows if (module := _module_of(row, layout.modules, kind))}
+    held = tuple(number for _, numbers in kept for number in numbers if number not in again)
     output, output_gradient, input_gradient = (
         script.add((name,), h, layout.between) for name in ("output", "output_gradient", "input_gradient")
     )
     weights = {"mixer": mixer_elements, "feed_forward": feed_forward_elements} if layout.gradient else {}
-    forward = _forward(script, kept[1:], output)
-    backward = [*_backward(script, kept[1:], output_gradient, weights), input_gradient, ~output_gradient, ~0]
+    forward = _forward(script, kept[1:], output, again)
+    backward = [*_backward(script, kept[1:], again, weights), input_gradient, ~output_gradient, ~0]
     if layout.recompute == "full":
-        again = [event for event in forward if event != output]
+        first = [event for event in forward if event != output]
         freed = [~number for number in held[1:]]
-        backward = [*again, *backward]
-        forward = [*again, *freed, output]
+        backward = [*first, *backward]
+        forward = [*first, *freed, output]
         held = (0,)
     return Block(
         path, tuple(script.storages), tuple(forward), tuple(backward), held, output, output_gradient, input_gradient
