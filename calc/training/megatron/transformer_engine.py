@@ -231,10 +231,10 @@ def fused_layer(
     forward = _forward(script, kept[1:], output, again)
     backward = [*_backward(script, kept[1:], again, weights), input_gradient, ~output_gradient, ~0]
     if layout.recompute == "full":
-        first = [event for event in forward if event != output]
+        once = [event for event in forward if event != output]
         freed = [~number for number in held[1:]]
-        backward = [*first, *backward]
-        forward = [*first, *freed, output]
+        backward = [*once, *backward]
+        forward = [*once, *freed, output]
         held = (0,)
     return Block(
         path, tuple(script.storages), tuple(forward), tuple(backward), held, output, output_gradient, input_gradient
