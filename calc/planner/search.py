@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from itertools import islice
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -19,10 +20,12 @@ from calc.planner.plan import SearchPlan
 from calc.step_time import TimeAnswer, TimePlan, step_time
 from calc.training import train
 
-# how many layouts are worked out exactly, the most promising first, and up to how many all are: at about 4 ms each this takes a
-# second; where memory is a replay of the allocator, 40 ms, several
-EXACT: Final = {True: 240, False: 120}
-SMALL: Final = {True: 700, False: 250}
+EXACT: Final = (
+    240  # layouts that are timed exactly, the most promising first; at about 2 ms each this takes half a second
+)
+# up to how many layouts all are worked out, memory too: 4 ms each, and 40 where it is a replay of the allocator
+SMALL: Final = {"fused": 700}
+_SMALL_REPLAYED: Final = 250
 _FEW: Final = 4  # layouts of each division that are worked out before any more of another
 _ROOMY: Final = 1.1  # of the memory, the estimate of a layout that is still worth working out before slower ones
 
@@ -125,8 +128,8 @@ class SearchAnswer:
     def _notes(self) -> Iterator[str]:
         if not self.exact:
             yield (
-                f"{self.worked_out:,} layouts were worked out exactly, the most promising of those that may fit by a rough estimate; "
-                "fitting counts those among them"
+                f"{self.worked_out:,} layouts were timed exactly, the most promising of those that may fit by a rough estimate; memory was "
+                "worked out for the best of them, until enough fit to be shown"
             )
         if not self.layouts:
             yield "no layout fits: more GPUs, more memory, a smaller batch or a looser deadline or budget would help"
@@ -136,8 +139,8 @@ def search(spec: ModelSpec, plan: SearchPlan, gpu: Gpu | None = None) -> SearchA
     """Layouts of a run on GPUs of one kind, ranked.
 
     All valid combinations of tp, pp, virtual stages, cp, ep, dp, ZeRO, HSDP (shards within a domain), micro-batch, recomputation and
-    states on the host are listed at once; memory
-    (`train`) and time (`step_time`) are worked out for each of them, or for the most promising `EXACT` where they are over `SMALL`.
+    states on the host are listed at once. Time (`step_time`) and memory (`train`) are worked out for each of them; of more than `SMALL`,
+    time for the most promising `EXACT`, and memory for the best of these until `limit` fit.
     """
     spec.must_read_text()
     if gpu is None:
@@ -149,20 +152,16 @@ def search(spec: ModelSpec, plan: SearchPlan, gpu: Gpu | None = None) -> SearchA
     domain = plan.gpus_per_node or usual_links(gpu)[0]
     found = candidates(spec, plan, gpu, _counts(plan, domain), domain)
     rejected = dict(found.rejected)
-    layouts: list[Layout] = []
-    quick = plan.implementation == "fused"
-    tried, most = 0, len(found) if len(found) <= SMALL[quick] else EXACT[quick]
-    for index in _order(found, plan, gpu):
-        if tried >= most:
-            break
-        tried += 1
-        layout = _worked_out(spec, plan, gpu, found.row(index), rejected)
-        if layout is not None:
-            layouts.append(layout)
-    layouts.sort(key=lambda one: (_rank(plan, one), one.time.step_seconds, one.key))
-    return SearchAnswer(
-        spec, plan, gpu, tuple(layouts), found.considered, len(layouts), tried, tried == len(found), rejected
-    )
+    most = len(found) if len(found) <= SMALL.get(plan.implementation, _SMALL_REPLAYED) else EXACT
+    exact = most == len(found)
+    tried = (_timed(spec, plan, gpu, found.row(index)) for index in _order(found, plan, gpu)[:most])
+    timed = list(_kept(tried, rejected))
+    enough = None if exact or plan.sort == "memory" else plan.limit
+    if enough is not None:
+        timed.sort(key=lambda time: (_rank(plan, time), time.step_seconds))
+    layouts = list(islice(_kept((_fitting(spec, gpu, time) for time in timed), rejected), enough))
+    layouts.sort(key=lambda one: (_rank(plan, one.time, one.driver_bytes), one.time.step_seconds, one.key))
+    return SearchAnswer(spec, plan, gpu, tuple(layouts), found.considered, len(layouts), most, exact, rejected)
 
 
 def _counts(plan: SearchPlan, domain: int) -> tuple[int, ...]:
@@ -197,32 +196,44 @@ def _order(found: Candidates, plan: SearchPlan, gpu: Gpu) -> list[int]:
     return [int(index) for index in np.lexsort((found.bytes, by, place // _FEW, hopeless))]
 
 
-def _worked_out(
-    spec: ModelSpec, plan: SearchPlan, gpu: Gpu, row: dict[str, int], rejected: dict[str, int]
-) -> Layout | None:
-    """The layout with memory and time, or None and the reason counted."""
+_T = TypeVar("_T", TimeAnswer, Layout)
 
-    def lost(reason: str) -> None:
-        rejected[reason] = rejected.get(reason, 0) + 1
 
+def _kept(answers: Iterable[_T | str], rejected: dict[str, int]) -> Iterator[_T]:
+    """What was not lost; why the others were is counted in `rejected`."""
+    for one in answers:
+        if isinstance(one, str):
+            rejected[one] = rejected.get(one, 0) + 1
+        else:
+            yield one
+
+
+def _timed(spec: ModelSpec, plan: SearchPlan, gpu: Gpu, row: dict[str, int]) -> TimeAnswer | str:
+    """A layout's time, or why it is lost."""
     try:
-        layout = time_plan(plan, row)
-        memory = train(spec, layout, gpu)
-        if memory.peak_bytes > (gpu.memory_bytes or 0) or not memory.fits:
-            lost("memory exceeded")
-            return None
-        time = step_time(spec, layout, gpu)
-        _ = time.step_seconds
+        time = step_time(spec, time_plan(plan, row), gpu)
+        run = time.run
     except ValueError as error:
-        lost(str(error).splitlines()[0][:200] if isinstance(error, InputError) else "breaks a rule of train")
-        return None
-    if plan.deadline_hours is not None and time.run.seconds > plan.deadline_hours * 3600:
-        lost("misses the deadline")
-        return None
-    if plan.budget is not None and (time.run.cost is None or time.run.cost > plan.budget):
-        lost("beyond the budget" if time.run.cost is not None else "the price of this GPU is unknown")
-        return None
-    return Layout(layout, memory.peak_bytes, memory.driver_bytes, time)
+        return _reason(error)
+    if plan.deadline_hours is not None and run.seconds > plan.deadline_hours * 3600:
+        return "misses the deadline"
+    if plan.budget is not None and (run.cost is None or run.cost > plan.budget):
+        return "beyond the budget" if run.cost is not None else "the price of this GPU is unknown"
+    return time
+
+
+def _fitting(spec: ModelSpec, gpu: Gpu, time: TimeAnswer) -> Layout | str:
+    """A layout with its memory, or why it is lost."""
+    try:
+        memory = train(spec, time.plan, gpu)
+        fits = memory.peak_bytes <= (gpu.memory_bytes or 0) and memory.fits
+    except ValueError as error:
+        return _reason(error)
+    return Layout(time.plan, memory.peak_bytes, memory.driver_bytes, time) if fits else "memory exceeded"
+
+
+def _reason(error: ValueError) -> str:
+    return str(error).splitlines()[0][:200] if isinstance(error, InputError) else "breaks a rule of train"
 
 
 def time_plan(plan: SearchPlan, row: dict[str, int]) -> TimePlan:
@@ -246,10 +257,9 @@ def time_plan(plan: SearchPlan, row: dict[str, int]) -> TimePlan:
     )
 
 
-def _rank(plan: SearchPlan, layout: Layout) -> float:
+def _rank(plan: SearchPlan, time: TimeAnswer, driver_bytes: int = 0) -> float:
     if plan.sort == "memory":
-        return float(layout.driver_bytes)
+        return float(driver_bytes)
     if plan.sort == "cost" or plan.gpus is None:
-        run = layout.time.run
-        return run.cost if run.cost is not None else run.gpu_hours
-    return layout.time.step_seconds
+        return time.run.cost if time.run.cost is not None else time.run.gpu_hours
+    return time.step_seconds
