@@ -189,6 +189,8 @@ class TimeAnswer:
             )
         if any(isinstance(kind.feed_forward, MoE) for kind in self.spec.layers.kinds):
             yield f"experts: the busiest rank has {self.plan.expert_skew:g} times the mean"
+        if self.spec.towers:
+            yield "the step reads text alone: what encodes pictures or sound is not timed"
         if self.plan.objective not in ("pretrain", "sft"):
             yield f"objective {self.plan.objective}: the policy's update alone; reference and rollout are not timed"
         if self.plan.dropout == "config" and self.spec.dropout:

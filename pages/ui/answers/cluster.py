@@ -23,7 +23,20 @@ _COUNTS: Final = tuple(1 << place for place in range(13))
 _DAY: Final = 86400
 _FOUND: Final = "layouts found"
 _TAKEN: Final = (
-    *("tp", "pp", "cp", "ep", "dp", "zero", "virtual_stages", "micro_batch", "global_batch", "recompute", "schedule"),
+    *(
+        "tp",
+        "pp",
+        "cp",
+        "ep",
+        "dp",
+        "dp_replicate",
+        "zero",
+        "virtual_stages",
+        "micro_batch",
+        "global_batch",
+        "recompute",
+        "schedule",
+    ),
     *("recipe", "implementation", "optimizer_kernel"),
 )
 
@@ -178,7 +191,7 @@ def _found(answer: SearchAnswer, numbers: Numbers) -> None:
         st.warning(plain(f"None of {answer.considered:,} layouts fits. {reasons}"))
         return
     rows = [each.as_json(answer.layouts[0]) for each in shown]
-    columns = ("tp", "pp", "virtual_stages", "cp", "ep", "dp", "zero", "micro_batch", "recompute")
+    columns = ("tp", "pp", "virtual_stages", "cp", "ep", "dp", "dp_replicate", "zero", "micro_batch", "recompute")
     table: dict[str, list[Any]] = {name.replace("_", " "): [row[name] for row in rows] for name in columns}
     table["GPU memory"] = [numbers.show(row["driver_bytes"]) for row in rows]
     table["step"] = [numbers.show(row["step_seconds"], "seconds") for row in rows]
@@ -186,7 +199,8 @@ def _found(answer: SearchAnswer, numbers: Numbers) -> None:
     table["slower by"] = [row["slower_by"] for row in rows]
     st.dataframe(table, hide_index=True, alt="Layouts that fit, the fastest first")
     st.caption(
-        f"{answer.considered:,} layouts considered, {answer.fitting:,} fit, {answer.worked_out:,} worked out exactly."
+        f"{answer.considered:,} layouts considered, {answer.worked_out:,} timed exactly, {answer.fitting:,} "
+        + ("fit." if answer.exact else "of the fastest fit and are shown.")
     )
     chosen = st.selectbox("Layout", range(len(shown)), format_func=lambda at: _name(shown[at]))
     st.button("Take this layout", on_click=_take, args=(shown[chosen],), icon=":material/check:")
