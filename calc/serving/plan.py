@@ -83,7 +83,7 @@ _ENGINE_FIELDS = {
     "lora_rank": ("vllm",),
     "draft": ("vllm",),
     "async_scheduling": ("vllm",),
-    "prefix_caching": ("vllm",),
+    "prefix_caching": ("vllm", "sglang"),
     "non_torch_gib": ("vllm",),
     "overhead_gib": ("vllm",),
     "cuda_graph_gib": ("vllm",),
@@ -156,7 +156,8 @@ class ServingPlan(SpeedOptions):
         None, description="vLLM: two batches in flight; left out: as its version does (on from 0.25)"
     )
     prefix_caching: bool = Field(
-        True, description="vLLM: keep prefixes; a recurrent layer then holds two blocks a request"
+        True,
+        description="keep prefixes; a recurrent layer then holds more states a request (vLLM two blocks, SGLang five slots)",
     )
     lora_slots: int | None = Field(
         None, ge=1, le=4096, description="vLLM: adapters that may serve at once (max_loras); left out: LoRA is off"

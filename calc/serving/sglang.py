@@ -24,6 +24,8 @@ _URL = "https://github.com/sgl-project/sglang"
 _KV = ("bf16", "fp16", "fp8")
 WINDOW_RATIO = 0.8  # tokens of a sliding layer's pool for each of a full one's (--swa-full-tokens-ratio)
 STATE_RATIO = 0.9  # bytes of recurrent states for each of the full cache's (--mamba-full-memory-ratio)
+# slots of a state that a request takes with the prefix cache: 3, and two that follow it with overlap (_calculate_mamba_ratio)
+STATE_SLOTS = 5
 # what CUDA, its libraries and NCCL hold before the weights are loaded: llm-d's logs of an H100 with 79.18 GiB
 CONTEXT = int(0.61 * GiB)
 CONTEXT_PARALLEL = int(1.54 * GiB)
@@ -122,23 +124,24 @@ def sglang(plan: ServingPlan, gpu: Gpu | None, cache: Cache, loads: tuple[Load, 
     if given is None and (gpu is None or gpu.memory_bytes is None):
         return Capacity(None, None, None, None, None)
     limit = int(given * GiB) if given is not None else (gpu.memory_bytes or 0 if gpu else 0)
-    rooms: list[tuple[int, int | None, int | None]] = []
+    rooms: list[tuple[int, int | None, int | None]] = []  # bytes, tokens, requests whose states have slots
     for load in loads:
         left = limit if given is not None else limit - load.total(0)
         full, window, state = _token_bytes(cache, load)
-        if state:
-            states = int(left * STATE_RATIO / (1 + STATE_RATIO)) if full else left
-            rooms.append((left, (left - states) // full if full else None, states // state))
+        if state:  # one slot pads the pool
+            slots = max(0, int(left * STATE_RATIO / (1 + STATE_RATIO)) // state - 1)
+            tokens = int(left - (slots + 1) * state) // full // plan.block_size * plan.block_size if full else None
+            rooms.append((left, tokens, slots // (STATE_SLOTS if plan.prefix_caching else 1)))
         elif full or window:
-            cell = full + WINDOW_RATIO * window
+            cell = full + WINDOW_RATIO * window if full else window
             rooms.append((left, int(max(0, left) / cell) // plan.block_size * plan.block_size, None))
     if not rooms:
         return Capacity(max(0, limit), None, None, None, None)
     budget = min(room for room, _, _ in rooms)
     tokens = min((max(0, held) for _, held, _ in rooms if held is not None), default=None)
-    slots = min((max(0, held) for _, _, held in rooms if held is not None), default=None)
+    most = min((max(0, held) for _, _, held in rooms if held is not None), default=None)
     by_tokens = [] if tokens is None else [tokens / plan.context]
-    concurrency = min(by_tokens + ([] if slots is None else [float(slots)]), default=None)
+    concurrency = min(by_tokens + ([] if most is None else [float(most)]), default=None)
     short = min(room - plan.concurrency * load.sequence for (room, _, _), load in zip(rooms, loads, strict=False))
     fits = None if gpu is None or concurrency is None else concurrency >= plan.concurrency
     blocks = None if tokens is None else tokens // plan.block_size

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from calc.breakdown import Breakdown, Component
-from calc.catalogue import load
+from calc.catalogue import load, load_config
 from calc.errors import InputError
 from calc.hardware import gpu
+from calc.model.config import from_config
 from calc.serving import ServingPlan, serve
 from calc.serving.sglang import defaults, mem_fraction_static
 from calc.units import GiB, MiB
@@ -113,3 +114,27 @@ def test_data_parallel_ranks_share_the_experts():
     assert two.kv_bytes_per_token == alone.kv_bytes_per_token
     with pytest.raises(ValueError, match=r"ep \(3\) must divide tp x dp"):
         ServingPlan(ep=3)
+
+
+def test_sglang_gives_states_their_share_and_five_slots_a_request():
+    """srt/mem_cache/kv_cache_configurator.py, _handle_max_mamba_cache: 0.9 / 1.9 of the budget in slots, one of them padding; a request
+    takes 3 + 2 with the prefix cache and overlap, 1 without the cache. The rest is for tokens."""
+    fields = {"kv_memory_gib": 20, "block_size": 1, "kv_dtype": "bf16"}
+    answer = on("sglang", "qwen3-next-80b-a3b-thinking", **fields, context=1)
+    token, state = answer.kv_bytes_per_token, answer.kv_fixed_bytes
+    slots = int(20 * GiB * 0.9 / 1.9) // state - 1
+    assert answer.capacity.tokens == (20 * GiB - (slots + 1) * state) // token
+    assert answer.capacity.concurrency == slots // 5
+    alone = on("sglang", "qwen3-next-80b-a3b-thinking", **fields, context=1, prefix_caching=False)
+    assert alone.capacity.concurrency == slots
+    assert alone.capacity.tokens == answer.capacity.tokens
+
+
+def test_sglangs_pool_of_windows_alone_has_no_share_of_a_full_one():
+    """srt/model_executor/pool_configurator.py, _recompute_cell_size: without full layers the ratio is not applied."""
+    config = load_config("gpt-oss-20b")
+    config["layer_types"] = ["sliding_attention"] * len(config["layer_types"])
+    spec = from_config(config)
+    plan = ServingPlan(engine="sglang", kv_memory_gib=10, block_size=1, kv_dtype="bf16", context=128)
+    answer = serve(spec, plan)
+    assert answer.capacity.tokens == 10 * GiB // (answer.kv_fixed_bytes // 128)
