@@ -36,7 +36,10 @@ def recipe(row: dict[str, Any]) -> dict[str, Any]:
             return {"max_batched_tokens": row["concurrency"] // row["dp"] + row["isl"] + 1500}
         return {"repeated_prompts": repeated} if row["engine"] == "vllm" else {}
     by_engine = {"trtllm": _trtllm, "sglang": _sglang, "vllm": _vllm}
-    return {"length_spread": 0.2, **by_engine[row["engine"]](row)}
+    off = (
+        {} if row["engine"] == "trtllm" else {"prefix_caching": False}
+    )  # --no-enable-prefix-caching, --disable-radix-cache
+    return {"length_spread": 0.2, **off, **by_engine[row["engine"]](row)}
 
 
 def _drafted(row: dict[str, Any]) -> bool:

@@ -22,7 +22,7 @@ def mixer_operations(rank: Rank, kind: Layer, mixer: Mixer, parts: list[Part]) -
     for part in parts:
         yield from rank.matmuls(kind, part)
     if isinstance(mixer, Recurrence):
-        yield recurrence(rank.times, mixer, rank.layout.tp)
+        yield recurrence(rank.times, mixer, rank.layout.tp, rank.query)
         output = next((weight.shape[-1].size for weight in mixer.weights if weight.split is Split.INPUT), 0)
         width = output // rank.layout.tp * BYTES
         yield TokenWork(f"{mixer.kind}/gated_norm", 1, rank.passed(2 * width, width))

@@ -16,11 +16,14 @@ DELTA_RULE_LAUNCHES = 10
 SCAN_LAUNCHES = 6
 
 
-def recurrence(times: KernelTimes, mixer: Recurrence, tp: int) -> SequenceWork:
+def recurrence(times: KernelTimes, mixer: Recurrence, tp: int, query: int) -> SequenceWork:
     """The scan with its short convolution: from tables of the gated delta rule, for other recurrences from bytes and FLOPs.
 
     There the states of a sequence are read and written once a decode step; prefill passes its inputs, and does its FLOPs in chunks.
+    A step that checks a draft reads a state once and writes it after each of its `query` tokens, as any of them may be the last that is
+    accepted (SGLang, srt/layers/attention/fla: intermediate_states_buffer; vLLM keeps one state a token as well).
     """
+    passes_of_state = (1 + query) / 2
     path = f"{mixer.kind}/scan"
     outputs = {weight.name: weight.shape[0].size for weight in mixer.weights if weight.matmul}
     states = {state.name: state.elements.size for state in mixer.states}
@@ -36,7 +39,9 @@ def recurrence(times: KernelTimes, mixer: Recurrence, tp: int) -> SequenceWork:
         return SequenceWork(
             path,
             1,
-            lambda batch, context: times.linear_attention(batch=batch, query=1, **shape) + 0 * context,
+            lambda batch, context: (
+                passes_of_state * times.linear_attention(batch=batch, query=1, **shape) + 0 * context
+            ),
             lambda batch, new, context: times.linear_attention(batch=batch, query=new, **shape) + 0 * context,
             DELTA_RULE_LAUNCHES,
         )
@@ -45,7 +50,7 @@ def recurrence(times: KernelTimes, mixer: Recurrence, tp: int) -> SequenceWork:
     flops = mixer.flops.size / tp
 
     def decode(batch: Array, context: Array) -> Array:
-        return 2 * times.memory_bound(batch * size / 2 + 0 * context, batch * size / 2)
+        return 2 * passes_of_state * times.memory_bound(batch * size / 2 + 0 * context, batch * size / 2)
 
     def prefill(batch: Array, new: Array, context: Array) -> Array:
         passes = 4 * times.memory_bound(batch * new * width * BYTES + 0 * context, batch * new * width * BYTES)

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 
+from calc.breakdown import Breakdown, Component
 from calc.catalogue import load
 from calc.hardware import gpu
 from calc.serving import ServingPlan, serve
@@ -200,3 +201,17 @@ def test_engines_differ_in_their_rules():
     assert [rules("vllm", engine_version=number).ahead for number in ("0.12", "0.14", "0.19")] == [1, 2, 2]
     assert rules("vllm", async_scheduling=False).ahead == 1
     assert not rules("vllm", engine_version="0.6").mixes
+
+
+def test_a_draft_writes_a_recurrent_state_after_each_token_that_it_checks():
+    spec = load("qwen3-next-80b-a3b-thinking")
+    one, four = (
+        step_times(spec, plan(weights="fp8", tp=4, draft_tokens=drafted), H100).components(64, 2048)
+        for drafted in (0, 3)
+    )
+
+    def scan(parts):
+        rows = Breakdown(Component("step", children=parts), "seconds").rows()
+        return sum(row.value for row in rows if row.path.endswith("/scan"))
+
+    assert scan(four) == pytest.approx(2.5 * scan(one))  # one read and four writes for one of each
