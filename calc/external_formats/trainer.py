@@ -10,7 +10,7 @@ OPTIMIZERS: Final = {
     "adamw_torch": ("adamw", "foreach"), "adamw_torch_fused": ("adamw", "fused"), "adamw_hf": ("adamw", "loop"),
     "adamw": ("adamw", "foreach"), "adamw_apex_fused": ("adamw", "fused"), "adafactor": ("adafactor", None), "sgd": ("sgd", None),
     "adamw_8bit": ("adamw-8bit", None), "adamw_bnb_8bit": ("adamw-8bit", None), "paged_adamw_32bit": ("paged-adamw", None),
-    "paged_adamw": ("paged-adamw", None), "muon": ("muon", None), "adam": ("adamw", "foreach"),
+    "paged_adamw": ("paged-adamw", None), "adamw_torch_4bit": ("adamw-4bit", None), "muon": ("muon", None), "adam": ("adamw", "foreach"),
     "fusedadam": ("adamw", "fused"), "lion": ("lion", None),
 }  # fmt: skip
 ATTENTION: Final = {

@@ -143,7 +143,12 @@ def finish(draft: Draft) -> None:
     trainer.scored(draft)
 
 
-_OPTIMIZER: Final = {"adamw": "adamw_torch", "adamw-8bit": "adamw_8bit", "paged-adamw": "paged_adamw_32bit"}
+_OPTIMIZER: Final = {
+    "adamw": "adamw_torch",
+    "adamw-8bit": "adamw_8bit",
+    "adamw-4bit": "adamw_torch_4bit",
+    "paged-adamw": "paged_adamw_32bit",
+}
 _LAYOUT: Final = {
     (0, False): "multi_gpu",
     (3, False): "fsdp2",

@@ -13,6 +13,7 @@ _FUSED: Final[Mapping[str, float]] = {"adamw": 7, "sgd": 3, "momentum": 5}
 _EAGER: Final[Mapping[str, float]] = {"adamw": 20, "sgd": 3, "momentum": 6, "adafactor": 22, "lion": 12, "muon": 8}
 _NORM: Final = 3  # the gradients' norm is read once, and clipping reads and writes them
 _EIGHT_BIT: Final = 8.0  # bytes: 8-bit moments read and written, weight and gradient of 16 bits
+_FOUR_BIT: Final = 6.0
 
 # DeepSpeed's Adam on the host: 0.22 s for 1 billion parameters, 2.57 s for 10 (ZeRO-Offload, arXiv 2101.06840, table 4)
 HOST_ADAM: Final = 0.25e-9
@@ -22,8 +23,9 @@ def optimizer_bytes(plan: TimePlan) -> float:
     """Bytes moved for one parameter of the rank's own shard."""
     state = 2.0 if plan.recipe == "pure-bf16" else 4.0
     gradient = 2.0 if plan.recipe in ("pure-bf16", "mixed-16") else 4.0
-    if plan.optimizer in ("adamw-8bit", "paged-adamw"):
-        moved = _EIGHT_BIT if plan.optimizer == "adamw-8bit" else 7 * state
+    narrow = {"adamw-8bit": _EIGHT_BIT, "adamw-4bit": _FOUR_BIT, "paged-adamw": 7 * state}
+    if plan.optimizer in narrow:
+        moved = narrow[plan.optimizer]
     elif plan.optimizer_kernel == "fused" or plan.implementation == "fused":
         moved = _FUSED.get(plan.optimizer, _EAGER.get(plan.optimizer, 20)) * state
     else:

@@ -14,7 +14,7 @@ Recipe = Literal[
     "pure-bf16", "amp", "bf16-autocast", "fp32", "mixed-16", "megatron-bf16", "megatron-fp16", "megatron-precision-aware",
     "fsdp-bf16", "fp8",
 ]  # fmt: skip
-Optimizer = Literal["adamw", "sgd", "momentum", "adafactor", "lion", "muon", "adamw-8bit", "paged-adamw"]
+Optimizer = Literal["adamw", "sgd", "momentum", "adafactor", "lion", "muon", "adamw-8bit", "adamw-4bit", "paged-adamw"]
 Loss = Literal["full", "chunked", "fused", "chunked-output"]
 RECOMPUTABLE = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 Schedule = Literal[
@@ -322,6 +322,8 @@ class PlanFields(BaseModel):
             return f"offload is {self.offload}: the host updates"
         if self.optimizer in ("adamw-8bit", "paged-adamw"):
             return f"optimizer {self.optimizer} has bitsandbytes' kernel alone"
+        if self.optimizer == "adamw-4bit":
+            return "optimizer adamw-4bit is compiled by torchao"
         return f"the step of {self.optimizer} makes no copies" if self.optimizer in ("sgd", "momentum") else ""
 
     @property

@@ -213,7 +213,7 @@ _OFFLOAD_RULES: tuple[Rule, ...] = (
         "offload: 'optimizer' over several ranks needs zero 2 or 3, and zero is {zero}",
     ),
     (
-        lambda plan: plan.offload != "none" and plan.optimizer in ("adamw-8bit", "paged-adamw"),
+        lambda plan: plan.offload != "none" and plan.optimizer in ("adamw-8bit", "adamw-4bit", "paged-adamw"),
         "offload: {offload!r} updates on the host, and optimizer {optimizer!r} on the device; use another",
     ),
     (

@@ -90,6 +90,7 @@ _SMALLER: Final = {  # optimizers that keep less, the nearest first
     "adamw": ("adamw-8bit", "adafactor", "sgd"),
     "paged-adamw": ("adamw-8bit", "adafactor", "sgd"),
     "adamw-8bit": ("adafactor", "sgd"),
+    "adamw-4bit": ("adafactor", "sgd"),
     "muon": ("adafactor", "sgd"),
     "lion": ("adafactor", "sgd"),
     "momentum": ("adafactor", "sgd"),

@@ -114,8 +114,8 @@ RECIPES: Final = {
 class OptimizerLedger:
     """What an optimizer keeps. `moments` copies of each parameter; `temporary` copies of all at the step with `foreach`.
 
-    `block` is the size of a quantised block (8-bit moments with one fp32 scale a block), 0 for none; tensors under `smallest`
-    elements keep fp32 moments. `factored`: second moments of matrices are a row and a column (Adafactor). `vectors_adamw`:
+    `block` is the size of a quantised block (moments of `bits` with one fp32 scale a block), 0 for none; tensors under `smallest`
+    elements keep moments of `small` bytes. `factored`: second moments of matrices are a row and a column (Adafactor). `vectors_adamw`:
     tensors that are not hidden matrices use AdamW, and its kernels (Muon). `paged`: moments may be evicted to the host.
     """
 
@@ -123,6 +123,9 @@ class OptimizerLedger:
     source: str
     url: str
     block: int = 0
+    bits: int = 8  # of a moment in blocks
+    table: int = 0  # bytes of the code's values next to each moment in blocks
+    small: int = 4  # bytes of a moment of a small tensor, or one that blocks do not divide; 0: the recipe's
     smallest: int = 0
     moment: int = 0  # bytes of a moment whatever the recipe; 0: the recipe's
     factored: bool = False
@@ -132,6 +135,10 @@ class OptimizerLedger:
     bound: int = 0  # copies of the tensor before, to which a name of the loop is still bound
     counts_on_device: bool = False  # its fused kernel keeps a step counter for each tensor
     note: str = ""
+
+    def takes(self, elements: int) -> bool:
+        """Whether the moments of a tensor of so many elements lie in blocks. torchao wants whole blocks, bitsandbytes takes a short one."""
+        return elements >= self.smallest and (self.small > 0 or elements % self.block == 0)
 
 
 _OPTIM = "https://docs.pytorch.org/docs/2.13/generated/torch.optim"
@@ -155,6 +162,10 @@ OPTIMIZERS: Final = {
     ),
     "adamw-8bit": OptimizerLedger(
         ("moment_1", "moment_2"), "bitsandbytes, Adam8bit (blocks of 256)", _BNB, block=256, smallest=4096
+    ),
+    "adamw-4bit": OptimizerLedger(
+        ("moment_1", "moment_2"), "torchao 0.12, torchao/optim/subclass_4bit.py (blocks of 128)",
+        "https://github.com/pytorch/ao/blob/v0.12.0/torchao/optim/subclass_4bit.py", block=128, smallest=4096, bits=4, table=64, small=0,
     ),
     "paged-adamw": OptimizerLedger(
         ("moment_1", "moment_2"), "bitsandbytes, PagedAdamW (fp32 moments)", _BNB, moment=4, note=_HELD_ON_DEVICE

@@ -140,8 +140,10 @@ class StateKey(NamedTuple):
             return rule.bytes * tensor.copies * ceil_div(tensor.first + tensor.rest, ranks)
         elements = self.elements(tensor, ranks)
         if rule.kind == "blocks":
-            small = tensor.elements < OPTIMIZERS[self.optimizer].smallest
-            return 4 * elements if small else elements + 4 * ceil_div(elements, OPTIMIZERS[self.optimizer].block)
+            ledger = OPTIMIZERS[self.optimizer]
+            if not ledger.takes(tensor.elements):
+                return (ledger.small or rule.bytes) * elements
+            return ceil_div(ledger.bits * elements, 8) + 4 * ceil_div(elements, ledger.block) + ledger.table
         return rule.bytes * ceil_div(elements, rule.per)
 
 
@@ -216,9 +218,11 @@ def _elements_latex(key: StateKey, tensor: Tensor, rule: Rule, ranks: int, numbe
         whole = rf"\lceil \frac{{{whole}}}{{<n_z>}} \rceil"
     if rule.kind == "blocks":
         ledger = OPTIMIZERS[key.optimizer]
-        if tensor.elements >= ledger.smallest:
-            return rf"{whole} + 4 \cdot \lceil \frac{{{whole}}}{{{ledger.block}}} \rceil"
-        return rf"4 \cdot {whole}"
+        if not ledger.takes(tensor.elements):
+            return rf"{ledger.small or rule.bytes} \cdot {whole}"
+        codes = whole if ledger.bits == 8 else rf"\lceil \frac{{{ledger.bits} \cdot {whole}}}{{8}} \rceil"
+        table = f" + {ledger.table}" if ledger.table else ""
+        return rf"{codes} + 4 \cdot \lceil \frac{{{whole}}}{{{ledger.block}}} \rceil" + table
     if rule.per > 1:
         return rf"{rule.bytes} \cdot \lceil \frac{{{whole}}}{{{rule.per}}} \rceil"
     return rf"{rule.bytes} \cdot {whole}"

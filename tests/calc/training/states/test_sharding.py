@@ -83,6 +83,15 @@ def test_8_bit_moments_count_a_scale_for_each_256_and_spare_small_tensors():
     assert (OPTIMIZERS["adamw-8bit"].block, OPTIMIZERS["adamw-8bit"].smallest) == (256, 4096)
 
 
+def test_4_bit_moments_are_torchaos():
+    """Bytes of codes, scales and table of torchao.optim.subclass_4bit.OptimState4bit.zeros (0.12.0) of these shapes."""
+    plan = TrainingPlan(recipe="pure-bf16", optimizer="adamw-4bit", implementation="fused")
+    for elements, moment in ((4096 * 4096, 8_912_960), (11008 * 4096, 23_953_472), (4096, 2_240)):
+        assert states(plan, elements) == 4 * elements + 2 * moment
+    assert states(plan, 4095) == (4 + 4) * 4095  # small tensors keep moments like themselves
+    assert states(plan, 4097) == (4 + 4) * 4097  # and those that blocks do not divide
+
+
 def test_adafactor_keeps_a_row_and_a_column_of_a_matrix():
     tensor = Tensor(("w",), 1, 4096, 1024, "<a>", "<b>", (("a", 4096), ("b", 1024)), "w")
     key = StateKey.of(TrainingPlan(recipe="fp32", optimizer="adafactor", implementation="fused"))
