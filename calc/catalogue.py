@@ -70,12 +70,10 @@ def look_on_hub(model: str, stored: bool = False) -> Found:
 
     Each question to the Hub ends within `calc.sources.hub.SECONDS`. InputError when it cannot be had.
     """
-    from calc.sources.hub import SECONDS, Hub, parse_id
+    from calc.sources.hub import SECONDS, Hub, needed_id
     from calc.sources.hub_weights import find_on_hub
 
-    hub_id = parse_id(model)
-    if hub_id is None:
-        raise InputError.of("hub_id", model, "it must be owner/name or owner/name@revision, as on the model's page")
+    hub_id = needed_id(model)
     with _catalogued_name(hub_id.repo):
         return find_on_hub(hub_id, stored, Hub(stored_seconds=SECONDS))
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MODEL_HELP = (
     "a catalogue name, a path (a config.json or its folder, a .gguf or .safetensors file or its index), "
-    "a Hugging Face id (owner/name, owner/name@revision), or - for standard input"
+    "a Hugging Face id (owner/name, owner/name@revision; hub:owner/name is never a path), or - for standard input"
 )
 _CALIBRATED = ("off", "point", "bound")
 _CALIBRATED_HELP = (

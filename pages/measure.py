@@ -30,7 +30,7 @@ def render() -> None:
         results.roofs(records)
         results.comparison(records)
         results.history(records)
-    if not runs.refusal(st.context.headers, st.context.ip_address):
+    if not runs.hindrance():
         with complaints():
             results.take(records)
     link.write()
@@ -42,11 +42,19 @@ def _ask() -> None:
     plan = scenario.current().of(MeasurePlan)
     model = scenario.current().model_argument()
     results.about(plan)
-    refused = runs.refusal(st.context.headers, st.context.ip_address)
-    if st.button("Run", type="primary", icon=":material/play_arrow:", disabled=bool(refused), help=refused or None):
+    refused = runs.hindrance()
+    if st.button(
+        "Run",
+        key=runs.action_key("run"),
+        type="primary",
+        icon=":material/play_arrow:",
+        disabled=bool(refused),
+        help=refused or None,
+    ):
         results.begin(plan, model)
     if refused:
         st.caption(plain(refused))
+    runs.openness()
     st.caption("The same on the command line:")
     st.code(" ".join(("python -m measure", *plan.arguments(model))), language="bash", wrap_lines=True)
 

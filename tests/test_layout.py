@@ -40,7 +40,7 @@ MAY_IMPORT = {
             "safetensors",
         ),
     },
-    "pages": {"calc", "streamlit", "plotly", "pandas", "pydantic", "app"},
+    "pages": {"calc", "streamlit", "starlette", "plotly", "pandas", "pydantic", "app"},
     "app.py": {"calc", "pages", "streamlit"},
 }
 # the doors of calc import these inside the function that needs them, so that nothing else pays for it

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from calc.errors import InputError
 from calc.model.config import from_config
@@ -14,6 +14,7 @@ from calc.sources.files import open_plain, read_config, read_standard_input
 from calc.sources.stored import StoredTensors, role_of
 
 ADAPTER = "adapter_config.json"
+ON_HUB: Final = "hub:"  # before an id: it is never a path, whatever lies here
 WEIGHTS = (".gguf", ".safetensors", ".safetensors.index.json")
 
 
@@ -66,10 +67,15 @@ def _check_whole(spec: ModelSpec, stored: StoredTensors) -> None:
 def find(model: str, stored: bool = False) -> Found | None:
     """What MODEL is, outside the catalogue; None when it is neither a path nor a Hugging Face id.
 
-    A path that exists wins over an id. `stored` asks for what the checkpoint stores as well. InputError when it cannot be read.
+    A path that exists wins over an id; `hub:owner/name` is an id always. `stored` asks for what the checkpoint stores as well. InputError
+    when it cannot be read.
     """
-    from calc.sources.hub import parse_id
+    from calc.sources.hub import needed_id, parse_id
 
+    if model.startswith(ON_HUB):
+        from calc.sources.hub_weights import find_on_hub
+
+        return find_on_hub(needed_id(model.removeprefix(ON_HUB)), stored)
     if model == "-":
         return Found("standard input", read_standard_input())
     if not model.strip():

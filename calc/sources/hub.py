@@ -79,6 +79,14 @@ def parse_id(text: str) -> HubId | None:
     return HubId(found["repo"], found["revision"] or "main", found.groupdict().get("file") or "")
 
 
+def needed_id(text: str) -> HubId:
+    """The id. InputError where the text is none: nothing else is ever looked up by it."""
+    found = parse_id(text)
+    if found is None:
+        raise InputError.of("hub_id", text, "it must be owner/name or owner/name@revision, as on the model's page")
+    return found
+
+
 @dataclass(slots=True)
 class Call:
     """One question to the Hub and the time it has left."""

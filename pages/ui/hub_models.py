@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import streamlit as st
 
@@ -11,8 +12,23 @@ from calc.catalogue import look_on_hub
 from calc.errors import InputError
 from calc.model.spec import ModelSpec
 from calc.parameters import parameters
+from calc.sources.hub import SECONDS, HubId, parse_id
 from calc.sources.hub import is_offline as is_offline
 from calc.stored import Comparison, compared
+
+_ASKED: Final = "ids asked of the Hub"
+_one = threading.Semaphore()  # reads at a time, for the whole server: a large header keeps a processor for a while
+
+
+def ask_for(hub_id: str | None) -> None:
+    """A callback: a person of this session wants this model. What a link alone names is not fetched."""
+    if found := parse_id(hub_id or ""):
+        st.session_state.setdefault(_ASKED, set()).add(found)
+
+
+def is_asked_for(hub_id: HubId) -> bool:
+    """Whether a person of this session asked for it."""
+    return hub_id in st.session_state.get(_ASKED, ())
 
 
 def spec(hub_id: str) -> ModelSpec:
@@ -37,10 +53,14 @@ def _ask(question: str, hub_id: str) -> None:
 @st.cache_data(ttl=30, max_entries=64, show_spinner=False)
 def _complaint(question: str, hub_id: str) -> str:
     """Kept for a short while only: it can be tried again, and no slider waits for it at each move."""
+    if not _one.acquire(timeout=SECONDS):
+        return "hub_id: the server reads another model of the Hub; try again in a moment"
     try:
         _QUESTIONS[question](hub_id)
     except InputError as error:
         return str(error)
+    finally:
+        _one.release()
     return ""
 
 

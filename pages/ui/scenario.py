@@ -17,6 +17,8 @@ from calc.errors import InputError, validated
 from calc.hardware import Gpu, chosen_gpu
 from calc.model.config import from_config, parse_config
 from calc.model.spec import ModelSpec
+from calc.sources.find import ON_HUB
+from calc.sources.hub import needed_id
 from calc.training import TrainingPlan
 from pages.ui import hub_models, names
 from pages.ui.appearance import CUSTOM, HUB
@@ -151,6 +153,10 @@ class Scenario:
         if subject.model == HUB:
             if not subject.hub_id:
                 raise Missing("This scenario has a model of the Hugging Face Hub: give its id.")
+            if not hub_models.is_asked_for(needed_id(subject.hub_id)):
+                raise Missing(
+                    "This scenario has a model of the Hugging Face Hub. Nothing is fetched before you press Ask the Hub."
+                )
             return hub_models.spec(subject.hub_id)
         if subject.model != CUSTOM:
             return load(subject.model)
@@ -168,7 +174,9 @@ class Scenario:
         return found
 
     def model_argument(self) -> str:
-        """The model as the command line takes it."""
+        """The model as the command line takes it; an id of the Hub as one that is never a path there."""
+        if self.subject.model == HUB:
+            return f"{ON_HUB}{self.model}"
         return "config.json" if self.subject.model == CUSTOM else self.model
 
     def command_line(self, command: Command, plan: BaseModel, program: str = "calc", model: str = "") -> str:

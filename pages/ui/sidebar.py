@@ -6,6 +6,7 @@ import streamlit as st
 
 from calc.catalogue import catalogue
 from calc.hardware import gpus
+from calc.sources.hub import parse_id
 from calc.units import show_bytes
 from pages.ui import hub_models, link, own_run, scenario
 from pages.ui.appearance import CUSTOM, HUB
@@ -44,11 +45,22 @@ def more_of_model() -> None:
         ask(fields_of(Subject)["hub_id"], "stretch")
         if hub_models.is_offline():
             st.caption("HF_HUB_OFFLINE is set: only what is in Hugging Face's cache is read.")
+        _ask_the_hub()
     elif model == CUSTOM:
         _own_model()
     elif model in catalogue():
         hub_id = catalogue()[model].hub_id
         st.caption(f"[{hub_id}](https://huggingface.co/{hub_id})")
+
+
+def _ask_the_hub() -> None:
+    """The click before which nothing that a link names is fetched."""
+    given = scenario.current().subject.hub_id
+    hub_id = parse_id(given or "")
+    if hub_id and not hub_models.is_asked_for(hub_id):
+        st.button(
+            "Ask the Hub", key="ask the hub", on_click=hub_models.ask_for, args=(given,), icon=":material/download:"
+        )
 
 
 def more_of_gpu() -> None:

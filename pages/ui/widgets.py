@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from calc.errors import InputError
 from calc.units import show_count
-from pages.ui import link, scenario
+from pages.ui import hub_models, link, scenario
 from pages.ui.fields import SWITCH, Field, fields_of
 from pages.ui.text import plain
 
@@ -119,6 +119,8 @@ def _changed(field: Field) -> None:
         wrong[field.key] = str(error)
         return
     scenario.keep(scenario.current().changed({field.key: value}))
+    if field.key == "hub_id":  # typed here, not come with a link
+        hub_models.ask_for(value)
     if not isinstance(text, bool):
         st.session_state[_widget_key(field)] = field.write(value)
 

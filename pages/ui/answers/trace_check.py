@@ -43,14 +43,15 @@ def check(answer: TrainingAnswer, numbers: Numbers, scenario: Scenario) -> None:
     if found and not found.progress.outcome:
         st.fragment(_under_way, run_every=_POLL_SECONDS)(asked)
         return
-    hindrance = runs.why_not_installed() or runs.refusal(st.context.headers, st.context.ip_address)
+    hindrance = runs.why_not_installed() or runs.hindrance()
     if st.button(
         "Check with a trace",
-        key="trace",
+        key=runs.action_key("trace"),
         icon=":material/fact_check:",
         disabled=bool(hindrance),
         help="Runs the real training step with fake tensors: no GPU, no memory, seconds.",
     ):
+        runs.check()
         start(asked)
         st.rerun()
     if hindrance:
@@ -87,7 +88,19 @@ def _under_way(asked: Asked) -> None:
     known = handle.progress
     waits = f"; {len(known.ahead)} ahead" if known.ahead else ""
     st.progress(known.fraction, text=plain(f"{known.message}{waits}"))
-    st.button("Cancel", key="cancel trace", on_click=handle.cancel, icon=":material/stop:")
+    st.button(
+        "Cancel",
+        key=runs.action_key("cancel trace"),
+        on_click=_cancel,
+        args=(handle,),
+        icon=":material/stop:",
+        disabled=bool(runs.hindrance()),
+    )
+
+
+def _cancel(handle: Handle) -> None:
+    if not runs.hindrance():
+        handle.cancel()
 
 
 def _ended(known: Progress, numbers: Numbers) -> None:

@@ -50,7 +50,8 @@ def about(plan: MeasurePlan) -> None:
 
 
 def begin(plan: MeasurePlan, model: str) -> None:
-    """Start a run, which this browser then sees first. InputError when the server has as many as it takes."""
+    """Start a run, which this browser then sees first. InputError when it may not, or the server has as many as it takes."""
+    runs.check()
     own = st.session_state.setdefault(_OWN, [])
     own.append(runs.start(plan, model=model))
 
@@ -96,11 +97,23 @@ def _under_way(pace: float, own_had_ended: bool) -> None:
     shown = sorted(waiting, key=lambda run: run.key not in own)[:_MOST_WAITING]
     for run in [*(run for run in going if not run.ahead), *shown]:
         st.progress(run.fraction, text=plain(_line(run, own=len(going) > 1 and run.key in own)))
-        st.button("Cancel", key=f"cancel {run.key}", on_click=runs.cancel, args=(run.key,), icon=":material/stop:")
+        st.button(
+            "Cancel",
+            key=runs.action_key(f"cancel {run.key}"),
+            on_click=_cancel,
+            args=(run.key,),
+            icon=":material/stop:",
+            disabled=bool(runs.hindrance()),
+        )
         if run.rows and (run.key in own or not any(each.key in own for each in waiting)):
             _table(run.rows)
     if len(waiting) > len(shown):
         st.caption(f"{len(waiting) - len(shown)} more wait.")
+
+
+def _cancel(key: str) -> None:
+    if not runs.hindrance():
+        runs.cancel(key)
 
 
 def _line(run: Progress, own: bool) -> str:
@@ -217,10 +230,11 @@ def take(records: Records) -> None:
         ("csv", "json"),
         help="The CSV or JSON that this page or `python -m measure results` gives.",
     )
-    if file and st.button("Take them in", icon=":material/upload:"):
-        runs = imported(file.getvalue(), file.name)
-        count = records.take(runs)
-        st.success(plain(f"{count:,} rows of {len(runs):,} runs were taken in, from {file.name}."))
+    if file and st.button("Take them in", key=runs.action_key("take"), icon=":material/upload:"):
+        runs.check()
+        found = imported(file.getvalue(), file.name)
+        count = records.take(found)
+        st.success(plain(f"{count:,} rows of {len(found):,} runs were taken in, from {file.name}."))
 
 
 def history(records: Records) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 import threading
@@ -21,18 +22,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import streamlit as st
 from pydantic import BaseModel, ConfigDict, Field
 
 from calc.child_environment import child_environment
 from calc.errors import InputError
 from calc.measurements.records import as_csv
+from pages.ui.server import ACCOUNT, OTHER
 
 MEASURE: Final = (sys.executable, "-m", "measure")
 _MOST = 24  # runs at once in this server, the waiting ones counted: each is two small processes
 _KEPT = 20  # ended runs that the server remembers; their rows are in the store in any case
 _PATIENCE_SECONDS = 10.0  # for a run to end in order, once cancelled
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
-
+_ANYONE: Final = "MEASURE=anyone: everyone who reaches this page may start and end runs here and take results in."
+_TOKEN: Final = "token of what acts"
 
 Workload = Literal[
     "decoder-states", "saved-activations", "checkpointing", "amp", "lora", "optimizer-temporaries", "logits-peak",
@@ -239,6 +243,33 @@ def is_offered() -> bool:
     return os.environ.get("MEASURE", "").lower() != "off"
 
 
+def is_open() -> bool:
+    """Whether MEASURE=anyone lets everyone who reaches the page measure."""
+    return os.environ.get("MEASURE", "").lower() == "anyone"
+
+
+def hindrance() -> str:
+    """Why the browser of this session may not start or end runs, nor take results in; "" when it may."""
+    return refusal(st.context.headers, st.context.ip_address)
+
+
+def check() -> None:
+    """What acts asks this again when it acts: a client can send the click of a button that the page shows as disabled. InputError."""
+    if refused := hindrance():
+        raise InputError(refused, "MEASURE")
+
+
+def action_key(name: str) -> str:
+    """The key of a button that acts, with this session's secret in it: only who was sent the page can name the button."""
+    return f"{name} {st.session_state.setdefault(_TOKEN, secrets.token_hex(16))}"
+
+
+def openness() -> None:
+    """A line that says what MEASURE=anyone opens, where it is set."""
+    if is_open():
+        st.caption(_ANYONE)
+
+
 def refusal(headers: Mapping[str, str], address: str | None) -> str:
     """Why the browser with these request headers may not start a run; "" when it may.
 
@@ -248,9 +279,11 @@ def refusal(headers: Mapping[str, str], address: str | None) -> str:
     """
     if not is_offered():
         return "Measuring is switched off on this server (MEASURE=off)."
-    if os.environ.get("MEASURE", "").lower() == "anyone":
+    if is_open():
         return ""
     known = {name.lower(): value for name, value in headers.items()}
+    if known.get(ACCOUNT) == OTHER:
+        return "Only the account that serves this page may start a run (MEASURE=anyone lets all)."
     forwarded = any(name in known for name in ("forwarded", "x-forwarded-for", "x-real-ip"))
     host = known.get("host", "localhost").lower()
     named = host.rsplit(":", 1)[0] if not host.endswith("]") else host
