@@ -21,17 +21,18 @@ def show(value: object) -> str:
 class InputError(ValueError):
     """Bad input from a user. `str(error)` is one line a user can act on.
 
-    `field` is the name of what was wrong (a config key, a flag, a URL parameter), or "" when no single field is.
+    `field` is the name of what was wrong (a config key, a flag, a URL parameter), or "" when no single field is; `value` what was
+    given, as `show` has it, and `allowed` the rule, "" where the message alone states them.
     """
 
-    def __init__(self, message: str, field: str = "") -> None:
+    def __init__(self, message: str, field: str = "", value: str = "", allowed: str = "") -> None:
         super().__init__(" ".join(message.split()))
-        self.field = field
+        self.field, self.value, self.allowed = field, value, allowed
 
     @classmethod
     def of(cls, field: str, value: object, allowed: str) -> InputError:
         """The usual form: `hidden_size: -3 is not allowed; it must be a whole number from 1 to 1048576`."""
-        return cls(f"{field}: {show(value)} is not allowed; {allowed}", field)
+        return cls(f"{field}: {show(value)} is not allowed; {allowed}", field, show(value), allowed)
 
 
 def validated(model: type[Model], values: Mapping[str, Any], rename: Callable[[str], str] = lambda name: name) -> Model:

@@ -46,7 +46,9 @@ def middleware() -> list[Middleware]:
 
 def routes() -> list[BaseRoute]:
     """Routes next to Streamlit's."""
-    return []
+    from pages.api.routes import routes
+
+    return routes()
 
 
 class Guard:
