@@ -38,6 +38,11 @@ class TimePlan(TrainingPlan):
         None,
         description="tensor parallelism's collectives run at the same time as the products; left out: only with implementation fused",
     )
+    dp_overlap: bool = Field(
+        True,
+        description="zero 0 to 2: gradients are reduced under the last backward, weights gathered under the next forward (Megatron: "
+        "overlap_grad_reduce and overlap_param_gather)",
+    )
     reduce_format: Literal["bf16", "fp32"] | None = Field(
         None,
         description="format in which gradients are reduced; left out: fp32 where the recipe keeps them so, else bf16",
@@ -167,6 +172,10 @@ class TimePlan(TrainingPlan):
         reasons = dict(super().idle)
         if not self.tp > 1:
             reasons |= dict.fromkeys(("tp_overlap", "ep_over_tp"), "tp is 1")
+        if self.dp * self.cp == 1 or self.zero == 3:
+            reasons["dp_overlap"] = (
+                "no data-parallel rank shares in a step" if self.zero < 3 else "zero 3 gathers layer by layer"
+            )
         if self.expert_ranks == 1:
             reasons |= dict.fromkeys(("ep_dispatch", "ep_overlap"), "ep is 1")
         for name in ("context_mib", "nccl_mib", "workspace_mib", "fragmentation_percent"):

@@ -287,6 +287,8 @@ class Step:
     def reduced(self) -> tuple[float, float]:
         """Exposed and hidden seconds of the collectives that a step runs once: behind the last backward, and the next first forward."""
         shared, rank = self.busiest.shared, self.busiest
+        if not self.plan.dp_overlap:
+            return shared.reduce_once + shared.gather_once, 0.0
         backward = rank.total - rank.forward
         hidden = min(shared.reduce_once, backward) + min(shared.gather_once, rank.forward)
         return shared.reduce_once + shared.gather_once - hidden, hidden

@@ -174,7 +174,7 @@ _AGAIN = {
 _EXCHANGE: dict[tuple[str, str], dict[str, Any]] = {
     ("Qwen3_235B_a22B", "DGX-H100"): {"ep_dispatch": "all-to-all", "ep_overlap": True, "cuda_graphs": "none"},
     ("Qwen3_235B_a22B", "DGX-B200"): {"ep_dispatch": "all-to-all", "cuda_graphs": "none"},
-    ("DeepSeekV3", "DGX-H100"): {"cuda_graphs": "none"},
+    ("DeepSeekV3", "DGX-H100"): {"cuda_graphs": "none", "dp_overlap": False},
     ("Kimi_K2", "DGX-H100"): {"cuda_graphs": "none"},
     ("Kimi_K2", "DGX-B200"): {"cuda_graphs": "none"},
     ("Kimi_K2", "DGX-GB300"): {"cuda_graphs": "none"},
@@ -344,7 +344,8 @@ def _torchtitan(row: dict[str, Any]) -> Case:
 
 
 def _simumax(row: dict[str, Any]) -> Case:
-    """Megatron-LM with Transformer Engine 2.11 on one node of B200s; tensor parallelism is not overlapped, as its scripts leave it."""
+    """Megatron-LM with Transformer Engine 2.11 on one node of B200s; nothing is overlapped (docs/b200/b200_real_repro_guide.md: "launcher
+    defaults keep overlap-related paths off")."""
     c = row["config"]
     name = row["model"].split(" dims")[0]
     spec = model(name, layers=int(c["layers"]))
@@ -363,6 +364,7 @@ def _simumax(row: dict[str, Any]) -> Case:
         zero=1,
         optimizer_kernel="fused",
         tp_overlap=False,
+        dp_overlap=False,
         dropout="off",
     )
     return Case(row, spec, plan, gpu("b200-180gb"))

@@ -134,6 +134,16 @@ def test_one_recomputed_layer_of_so_many_costs_its_share(llama):
     assert half.hfu / half.mfu - 1 == pytest.approx((all_.hfu / all_.mfu - 1) / 2)
 
 
+def test_without_overlap_the_reduction_and_the_gather_are_exposed_whole(llama):
+    plan = {"dp": 8, "zero": 1, "recipe": "megatron-bf16", "implementation": "fused"}
+    over, apart = (step_time(llama, TimePlan(dp_overlap=value, **plan), H100).step for value in (True, False))
+    shared = apart.busiest.shared
+    assert apart.reduced == (shared.reduce_once + shared.gather_once, 0.0)
+    assert sum(over.reduced) == pytest.approx(sum(apart.reduced))
+    assert over.reduced[0] < apart.reduced[0]
+    assert "dp_overlap" in TimePlan().idle
+
+
 def test_twice_the_gpus_halve_the_micro_batches_and_nearly_the_time(llama):
     plan = {"zero": 1, "recipe": "megatron-bf16", "implementation": "fused", "global_batch": 64}
     one, two = (step_time(llama, TimePlan(dp=dp, **plan), H100).step_seconds for dp in (8, 16))
