@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from calc.errors import InputError
 from calc.model.spec import ModelSpec
@@ -67,6 +68,17 @@ def _zero_is_auto(value: Any) -> Any:
     return None if value in (0, "0", "0.0") and value is not False else value
 
 
+def _numbers(text: str | None) -> tuple[Fraction, ...]:
+    return tuple(map(Fraction, text.split(","))) if text else ()
+
+
+def _are_numbers(text: str | None) -> str | None:
+    if text is not None and not re.fullmatch(r"\d{1,6}(\.\d{1,6})?(,\d{1,6}(\.\d{1,6})?)*", text):
+        raise ValueError("it must be numbers with commas between them, as 3,1")
+    return text
+
+
+_Numbers = Annotated[str | None, AfterValidator(_are_numbers)]
 _AutoCount = Annotated[int | None, BeforeValidator(_zero_is_auto)]
 _AutoGiB = Annotated[float | None, BeforeValidator(_zero_is_auto)]
 
@@ -99,6 +111,7 @@ _ENGINE_FIELDS = {
     "cache_type_v": ("llama.cpp",),
     "kv_unified": ("llama.cpp",),
     "tensor_split": ("llama.cpp",),
+    "gpu_memories": ("llama.cpp",),
     "n_cpu_moe": ("llama.cpp",),
 }
 
@@ -208,11 +221,15 @@ class ServingPlan(SpeedOptions):
     kv_unified: bool = Field(
         False, description="llama.cpp: all sequences share one cache of `context` tokens (-kvu); off: each has its own"
     )
-    tensor_split: str | None = Field(
+    tensor_split: _Numbers = Field(
         None,
         max_length=200,
-        pattern=r"^\d{1,6}(\.\d{1,6})?(,\d{1,6}(\.\d{1,6})?)*$",
-        description="llama.cpp: shares of the layers for each of pp GPUs, as 3,1 (-ts); left out: even",
+        description="llama.cpp: shares of the layers for each of pp GPUs, as 3,1 (-ts); left out: by their memory",
+    )
+    gpu_memories: _Numbers = Field(
+        None,
+        max_length=200,
+        description="llama.cpp: GiB of each of pp GPUs where they differ, as 24,12; the layers are shared out by them",
     )
     n_cpu_moe: int | None = Field(
         None,
@@ -243,16 +260,24 @@ class ServingPlan(SpeedOptions):
             raise ValueError(f"ep ({self.ep}) must divide tp x dp ({self.tp} x {self.dp})")
         if self.keep_sinks and not self.keep_window:
             raise ValueError(f"keep_sinks ({self.keep_sinks}) needs a keep_window; it is left out")
-        if self.tensor_split and (len(self.splits) != self.pp or not sum(self.splits)):
-            raise ValueError(
-                f"tensor_split ({self.tensor_split}) must have a share for each of pp ({self.pp}) GPUs, one above 0"
-            )
+        for name, least in (("tensor_split", max), ("gpu_memories", min)):
+            shares, given = _numbers(getattr(self, name)), getattr(self, name)
+            if shares and (len(shares) != self.pp or not least(shares)):
+                which = "one" if least is max else "each"
+                raise ValueError(
+                    f"{name} ({given}) must have a number for each of pp ({self.pp}) GPUs, {which} above 0"
+                )
         return self
 
     @property
     def splits(self) -> tuple[Fraction, ...]:
-        """The share of each GPU in the layers."""
-        return tuple(map(Fraction, self.tensor_split.split(","))) if self.tensor_split else (Fraction(1),) * self.pp
+        """The share of each GPU in the layers: as given, or its memory's."""
+        return _numbers(self.tensor_split) or self.memories_gib or (Fraction(1),) * self.pp
+
+    @property
+    def memories_gib(self) -> tuple[Fraction, ...]:
+        """GiB of each GPU, where they differ."""
+        return _numbers(self.gpu_memories)
 
     @property
     def streams(self) -> int:

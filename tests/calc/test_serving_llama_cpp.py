@@ -122,7 +122,30 @@ def test_caches_that_llama_cpp_refuses(fields, message):
 
 
 def test_shares_must_be_as_many_as_gpus():
-    with pytest.raises(ValueError, match="a share for each of pp"):
+    with pytest.raises(ValueError, match="a number for each of pp"):
         ServingPlan(engine="llama.cpp", pp=2, tensor_split="3,1,1")
     with pytest.raises(ValueError, match="one above 0"):
         ServingPlan(engine="llama.cpp", pp=2, tensor_split="0,0")
+    with pytest.raises(ValueError, match="each above 0"):
+        ServingPlan(engine="llama.cpp", pp=2, gpu_memories="24,0")
+
+
+def test_gpus_of_different_memory_share_the_layers_by_it_and_each_must_hold_its_own():
+    """A card of 24 GiB and one of 12: of 33 layers, the output among them, the first has 22."""
+    plan = {"weights": "gguf-Q8_0", "kv_dtype": "fp16", "context": 8192, "pp": 2}
+    mixed = serve(
+        load("meta-llama-3.1-8b"), ServingPlan(engine="llama.cpp", gpu_memories="24,12", **plan), gpu("rtx-4090-24gb")
+    )
+    named = serve(
+        load("meta-llama-3.1-8b"), ServingPlan(engine="llama.cpp", tensor_split="24,12", **plan), gpu("rtx-4090-24gb")
+    )
+    assert mixed.weights_bytes == named.weights_bytes
+    assert mixed.capacity.fits
+    assert mixed.capacity.budget < named.capacity.budget  # 12 GiB less 1, where the other counts 24 less 1 twice
+    tight = serve(
+        load("meta-llama-3.1-8b"),
+        ServingPlan(engine="llama.cpp", gpu_memories="24,3", tensor_split="1,1", **plan),
+        gpu("rtx-4090-24gb"),
+    )
+    assert not tight.capacity.fits
+    assert tight.capacity.limit == 2 * GiB

@@ -25,7 +25,19 @@ def llama_cpp(plan: ServingPlan, gpu: Gpu | None, cache: Cache, loads: tuple[Loa
     if values.startswith("q") and not plan.flash_attention:
         field = "cache_type_v" if plan.cache_type_v else "kv_dtype"
         raise InputError.of(field, values, "llama.cpp keeps values in blocks with flash attention alone")
-    return replace(logical(plan, gpu, cache, loads, share_of(gpu)), blocks=None)
+    if gpu is None or not plan.memories_gib:
+        return replace(logical(plan, gpu, cache, loads, share_of(gpu)), blocks=None)
+    cards = [replace(gpu, memory_bytes=int(size * GiB)) for size in plan.memories_gib]
+    each = [logical(plan, card, cache, (load,), share_of(card)) for card, load in zip(cards, loads, strict=True)]
+    tightest = min(each, key=lambda found: found.headroom or 0)
+    tokens = [found.tokens for found in each if found.tokens is not None]
+    return replace(
+        tightest,
+        blocks=None,
+        budget=min(found.budget or 0 for found in each),
+        tokens=min(tokens, default=None),
+        concurrency=min((found.concurrency for found in each if found.concurrency is not None), default=None),
+    )
 
 
 def share_of(gpu: Gpu | None) -> float:
