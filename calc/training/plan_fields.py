@@ -81,6 +81,10 @@ class PlanFields(BaseModel):
     compile: Names = Field(
         (), description="torchtitan, torchtune: what torch.compile compiles, with commas: model (each layer), loss"
     )
+    simple_fsdp: bool = Field(
+        False,
+        description="torchtitan, compile model: SimpleFSDP, whose gathers are operators of the compiled graph, in one stream",
+    )
     float8: Literal["none", "tensorwise", "rowwise"] = Field(
         "none",
         description="torchtitan: layers' products in float8 by torchao's dynamic scaling, which needs compile model",

@@ -23,7 +23,7 @@ def _titan(breaks: Callable[[PlanFields], bool], message: str) -> Rule:
 
 
 COMPILABLE = {"model", "loss"}
-_TITAN_FIELDS = {"recompute_every": 1, "float8": "none", "float8_all_gather": False}
+_TITAN_FIELDS = {"recompute_every": 1, "float8": "none", "float8_all_gather": False, "simple_fsdp": False}
 
 
 def _titans(field: str, default: object) -> Rule:
@@ -81,6 +81,10 @@ _TORCHTITAN_RULES: tuple[Rule, ...] = (
     (
         lambda plan: plan.recompute_every > 1 and plan.recompute != "full",
         "recompute_every ({recompute_every}) needs recompute 'full', and recompute is {recompute!r}",
+    ),
+    (
+        lambda plan: plan.simple_fsdp and ("model" not in plan.compile or plan.root_group),
+        "simple_fsdp (True) needs compile model and no root_group, and compile is {compile}",
     ),
     (
         lambda plan: plan.float8 != "none" and "model" not in plan.compile,

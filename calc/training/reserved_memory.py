@@ -239,6 +239,8 @@ class _Fsdp:
 
     def __init__(self, replay: Replay, buffers: FsdpBuffers) -> None:
         self.replay, self.buffers, self.active = replay, buffers, buffers.active
+        one = replay.memory.plan.simple_fsdp  # operators of one graph, in its stream
+        self.gathers, self.reduces = (COMPUTES, COMPUTES) if one else (GATHERS, REDUCES)
         self.whole: dict[int, list[Held | None]] = {}
         self.flat: dict[int, Held | None] = {}
         self.reducing: Held | None = None
@@ -254,8 +256,8 @@ class _Fsdp:
 
     def _gather(self, layer: int, group: Group) -> None:
         if layer not in self.flat and layer not in self.whole:
-            self.flat[layer] = self.replay.large(group.flat.bytes, GATHERS)
-            self.replay.drop(self.replay.large(group.cast.bytes, GATHERS))
+            self.flat[layer] = self.replay.large(group.flat.bytes, self.gathers)
+            self.replay.drop(self.replay.large(group.cast.bytes, self.gathers))
 
     def _copy_out(self, layer: int, group: Group) -> None:
         if layer not in self.whole:
@@ -303,7 +305,7 @@ class _Fsdp:
         self.replay.drop(self.reducing)
         self.reducing = self.replay.large(group.reduced.bytes)
         self.replay.drop(*gradients)
-        shard = self.replay.large(group.reduced.bytes // max(self.replay.memory.plan.shards, 1), REDUCES)
+        shard = self.replay.large(group.reduced.bytes // max(self.replay.memory.plan.shards, 1), self.reduces)
         if layer in self.shards:
             self.replay.drop(shard)
         else:
