@@ -128,6 +128,9 @@ def _sharded(plan: CommunicationPlan, unit: _Unit, shards: Group, replicas: Grou
     once, each = unit.times, unit.times * plan.microbatches
     if plan.zero == 0:
         everyone = Group(shards.name, shards.ranks * replicas.ranks, shards.stride)
+        if plan.gradient_exchange == "parameter-server":
+            yield from _served(unit, everyone, weights, gradients)
+            return
         yield Collective(f"{unit.name}/gradients", "all_reduce", everyone, gradients, once, "last backward")
         return
     reduced = each if plan.zero > 1 else once
@@ -141,6 +144,16 @@ def _sharded(plan: CommunicationPlan, unit: _Unit, shards: Group, replicas: Grou
     yield Collective(f"{unit.name}/weights, forward", "all_gather", shards, weights, each, "forward")
     if unit.layer and plan.reshard_after_forward:  # FSDP2's root stays whole until its backward
         yield Collective(f"{unit.name}/weights, backward", "all_gather", shards, weights, each, "backward")
+
+
+def _served(unit: _Unit, everyone: Group, weights: int, gradients: int) -> Iterator[Collective]:
+    """A parameter server: each other rank's gradients to one rank, and its weights back, through that rank's link one after another
+    (n - 1 messages each way; Li et al., OSDI 2014). The last of them lies a whole group away, which decides the link."""
+    messages, far = everyone.ranks - 1, Group(everyone.name, everyone.ranks, everyone.stride * (everyone.ranks - 1))
+    yield Collective(
+        f"{unit.name}/gradients to the server", "send", far, gradients, unit.times * messages, "last backward"
+    )
+    yield Collective(f"{unit.name}/weights from the server", "send", far, weights, unit.times * messages)
 
 
 def _unit_bytes(plan: CommunicationPlan, tensors: tuple[Tensor, ...], ranks: int) -> tuple[int, int]:

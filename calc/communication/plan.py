@@ -32,6 +32,11 @@ class CommunicationPlan(TrainingPlan):
         "ring",
         description="how context-parallel ranks share keys and values: a ring, all-gather (Llama 3), or Ulysses' all-to-all",
     )
+    gradient_exchange: Literal["all-reduce", "parameter-server"] = Field(
+        "all-reduce",
+        description="how data-parallel ranks agree on gradients with zero 0: an all-reduce, or one rank that adds all up and sends "
+        "the weights back",
+    )
     times: Literal["measured", "calibrated", "roofline"] = Field(
         "measured",
         description="times within a node: public tables, the user's measurements, or links at full bandwidth",
@@ -41,4 +46,8 @@ class CommunicationPlan(TrainingPlan):
     def idle(self) -> dict[str, str]:
         """Fields that change nothing next to the others, each with the reason."""
         reasons = super().idle | dict.fromkeys(_SILENT, "it moves nothing between GPUs")
-        return reasons | ({} if self.cp > 1 else {"context_exchange": "cp is 1"})
+        if self.cp == 1:
+            reasons["context_exchange"] = "cp is 1"
+        if self.zero or self.dp * self.cp == 1:
+            reasons["gradient_exchange"] = "zero is 1 to 3" if self.zero else "one data-parallel rank has all gradients"
+        return reasons

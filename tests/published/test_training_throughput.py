@@ -59,8 +59,8 @@ def test_the_bands_are_the_record_of_these_runs(good):
     for (program, experts), (low, high, runs) in RECORD.items():
         ratios = [1 + case.error() for case in good if (case.plan.implementation, case.experts) == (program, experts)]
         assert len(ratios) == runs
-        assert percentile(ratios, 0.1) == pytest.approx(low, abs=0.06)
-        assert percentile(ratios, 0.9) == pytest.approx(high, abs=0.06)
+        assert percentile(ratios, 0.1) == pytest.approx(low, abs=0.01)
+        assert percentile(ratios, 0.9) == pytest.approx(high, abs=0.01)
 
 
 def test_every_row_is_predicted_or_says_why_not(found):

@@ -74,6 +74,17 @@ def test_a_ring_of_context_passes_keys_and_values_to_each_other_rank():
     assert [each.calls for each in mine] == [32 * 3, 32 * 3, 32 * 4]
 
 
+def test_a_parameter_server_moves_all_gradients_and_weights_through_one_link():
+    """2 (n - 1) times the bytes through one link, where a ring moves 2 (n - 1) / n of them through each."""
+    ring, server = (found(dp=64, gradient_exchange=how) for how in ("all-reduce", "parameter-server"))
+    assert sum(each.total_bytes for each in server) == 2 * 63 * sum(each.total_bytes for each in ring)
+    plan = CommunicationPlan(dp=64, gradient_exchange="parameter-server")
+    answer = communication(LLAMA, plan, H100)
+    psi = sum(each.total_bytes for each in ring)
+    assert answer.seconds == pytest.approx(2 * 63 * psi / (50e9 * 0.94), rel=0.02)
+    assert "gradient_exchange" in CommunicationPlan(dp=8, zero=1).idle
+
+
 def test_groups_fill_a_node_from_the_innermost():
     topology = Topology(kernel_times(H100), 8, 50e9)
     assert topology.inside(8, 1) == 8
