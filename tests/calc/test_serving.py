@@ -249,7 +249,7 @@ BAD = [
     ({"keep_sinks": 4}, "keep_window"),
     ({"tp": 3}, r"tp \(3\) must divide num_attention_heads \(64\)"),
     ({"tp": 32, "pp": 81}, r"pp \(81\) must be at most num_hidden_layers \(80\)"),
-    ({"engine": "mlx"}, "engine: 'mlx'"),
+    ({"engine": "tgi"}, "engine: 'tgi'"),
 ]
 
 
