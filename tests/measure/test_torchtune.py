@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from calc.model.config import from_config
-from calc.training import TrainingPlan
+from calc.training import TrainingPlan, train
 from calc.training.autograd.blocks import Sizes, block_bytes, storage_bytes
 from calc.training.autograd.builder import Settings
 from calc.training.transformers.decoder import end_block, layer_block
@@ -62,3 +62,13 @@ def test_its_options_are_those_of_its_recipes():
     for changes in ({"recipe": "amp"}, {"tp": 2}, {"zero": 2, "dp": 2}, {"loss": "fused"}, {"compile": "all"}):
         with pytest.raises(ValueError, match=next(iter(changes))):
             TrainingPlan(implementation="torchtune", **changes)
+
+
+def test_the_answer_names_its_version_and_what_compile_does_not_change():
+    plan = {"implementation": "torchtune", "seq": 256, "recompute": "full"}
+    told = [
+        train(spec(), TrainingPlan(**plan, **changes)).assumptions
+        for changes in ({}, {"method": "lora", "compile": "model"})
+    ]
+    assert all(any("torchtune 0.6.1" in note for note in notes) for notes in told)
+    assert [any("run eagerly" in note for note in notes) for notes in told] == [False, True]

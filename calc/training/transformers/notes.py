@@ -60,3 +60,7 @@ def notes(plan: TrainingPlan, spec: ModelSpec) -> Iterator[str]:
     """What an answer says of transformers' program of this model."""
     yield from remarks(spec)
     yield from _attention(plan, spec)
+    if plan.implementation == "torchtune":
+        yield "torchtune 0.6.1: its full recipes shard embedding and head apart, those of adapters do not (root_group says otherwise)"
+    if plan.implementation == "torchtune" and "model" in plan.compile and plan.method != "full":
+        yield "compile: layers with adapters are counted as they run eagerly"
