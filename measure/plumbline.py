@@ -17,6 +17,7 @@ _ROWS = (
     ("trace", "memory of a training step, observed by running it with fake tensors"),
     ("measure", "measure this machine: plumbline measure run NAME; plumbline measure list"),
     ("app", "serve the pages; flags are Streamlit's, as --server.port 8600"),
+    ("mcp", "answer an agent's questions over standard input (Model Context Protocol)"),
     ("--version", "the version of Plumbline"),
 )
 # in a checkout, and where a wheel puts it
@@ -29,6 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = given[0] if given else "--help"
     if name == "app":
         return _app(given[1:])
+    if name == "mcp":
+        from pages.api.mcp import main as mcp_main
+
+        return mcp_main()
     if name in _MEASURE:
         from measure.cli import main as measure_main
 

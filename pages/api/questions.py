@@ -16,8 +16,6 @@ from calc.errors import InputError, validated
 from calc.hardware import Gpu, chosen_gpu
 from calc.model.config import from_config
 from calc.model.spec import ModelSpec
-from pages.ui import link
-from pages.ui.fields import fields_of
 
 LISTS: Final = ("models", "gpus")
 NAMES: Final = (*COMMANDS, *LISTS)
@@ -33,6 +31,8 @@ def by_parameters(name: str, given: Mapping[str, list[str]]) -> str:
     """
     if name in LISTS:
         return _list(name, given)
+    from pages.ui.fields import fields_of  # Streamlit's side: a body does without
+
     command = COMMANDS[name]
     if "v" in given:
         return _by_link(command, given)
@@ -72,6 +72,8 @@ def _list(name: str, given: Mapping[str, list[str]]) -> str:
 
 
 def _by_link(command: Command, given: Mapping[str, list[str]]) -> str:
+    from pages.ui import link
+
     found = link.read(given, [command.plan])
     if found.complaints:
         raise InputError(found.complaints[0])
