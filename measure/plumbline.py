@@ -31,9 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name == "app":
         return _app(given[1:])
     if name == "mcp":
-        from pages.api.mcp import main as mcp_main
-
-        return mcp_main()
+        return _started(["-m", "pages.api.mcp", *given[1:]], "mcp")
     if name in _MEASURE:
         from measure.cli import main as measure_main
 
@@ -49,10 +47,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _app(flags: Sequence[str]) -> int:
+    return _started(["-m", "streamlit", "run", str(ROOT / "app.py"), *_settings(), *flags], "app")
+
+
+def _started(words: Sequence[str], name: str) -> int:
+    """Become a program of the pages, which are a part of their own."""
     if find_spec("streamlit") is not None:
-        command = [sys.executable, "-m", "streamlit", "run", str(ROOT / "app.py"), *_settings(), *flags]
-        os.execve(sys.executable, command, child_environment())
-    print("app: the pages are not installed; pip install 'plumbline[pages]'", file=sys.stderr)
+        os.execve(sys.executable, [sys.executable, *words], child_environment())
+    print(f"{name}: the pages are not installed; pip install 'plumbline[pages]'", file=sys.stderr)
     return 2
 
 
