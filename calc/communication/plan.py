@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from calc.training import TrainingPlan
+
+ContextExchange = Literal["ring", "all-gather", "all-to-all"]
+CONTEXT_EXCHANGE: Any = Field(
+    "ring",
+    description="how context-parallel ranks share keys and values: a ring, all-gather (Llama 3), or Ulysses' all-to-all",
+)
 
 # fields of a training plan that move nothing between GPUs
 _SILENT = ("optimizer_kernel", "dropout", "attention", "loss", "context_mib", "nccl_mib", "workspace_mib")
@@ -28,10 +34,7 @@ class CommunicationPlan(TrainingPlan):
         le=1e6,
         description="GB/s of one GPU's network card, one way; left out: that of the vendor's systems",
     )
-    context_exchange: Literal["ring", "all-gather", "all-to-all"] = Field(
-        "ring",
-        description="how context-parallel ranks share keys and values: a ring, all-gather (Llama 3), or Ulysses' all-to-all",
-    )
+    context_exchange: ContextExchange = CONTEXT_EXCHANGE
     gradient_exchange: Literal["all-reduce", "parameter-server"] = Field(
         "all-reduce",
         description="how data-parallel ranks agree on gradients with zero 0: an all-reduce, or one rank that adds all up and sends "

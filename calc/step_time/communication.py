@@ -40,11 +40,13 @@ def layer_communication(
         forward["tensor"], backward["tensor"] = exposed, exposed + again
         hidden += 3 * behind
     if plan.cp > 1:
-        ring = _context(operations, plan, topology, sharding)
-        core = seconds.forward.families.get("attention", 0.0)
-        behind = seconds.input_gradient.families.get("attention", 0.0)
-        forward["context"], backward["context"] = max(0.0, ring - core), max(0.0, 2 * ring - behind)
-        hidden += min(ring, core) + min(2 * ring, behind)
+        ahead, back = _context(operations, plan, topology, sharding)
+        # a ring passes keys and values on while attention works on those that came before; the other exchanges come before it
+        ring = plan.context_exchange == "ring"
+        core = seconds.forward.families.get("attention", 0.0) if ring else 0.0
+        behind = seconds.input_gradient.families.get("attention", 0.0) if ring else 0.0
+        forward["context"], backward["context"] = max(0.0, ahead - core), max(0.0, back - behind)
+        hidden += min(ahead, core) + min(back, behind)
     if plan.expert_ranks > 1 and isinstance(operations.kind.feed_forward, MoE):
         exchange = _experts(operations.kind.feed_forward, plan, topology, sharding)
         times = 1 + 1 / plan.recompute_every if plan.recompute == "full" else 1.0
@@ -89,11 +91,20 @@ def tensor_ends(
     return forward, first * gathered + last * heads * summed
 
 
-def _context(operations: LayerOperations, plan: TimePlan, topology: Topology, sharding: Sharding) -> float:
-    """Ring attention passes keys and values of the other ranks round, seq / cp tokens at a time."""
-    tokens = sharding.tokens
-    size = sum(2.0 * tokens * core.kv_heads * (core.head_dim + core.v_head_dim) for core in operations.cores)
-    return (plan.cp - 1) * topology.seconds("send", size, 2, plan.tp * (plan.cp - 1))
+def _context(
+    operations: LayerOperations, plan: TimePlan, topology: Topology, sharding: Sharding
+) -> tuple[float, float]:
+    """Seconds of context parallelism's exchange forward and backward: of the keys and values of a rank's own seq / cp tokens."""
+    tokens, cp, tp = sharding.tokens, plan.cp, plan.tp
+    kv = sum(2.0 * tokens * core.kv_heads * (core.head_dim + core.v_head_dim) for core in operations.cores)
+    if plan.context_exchange == "ring":
+        once = (cp - 1) * topology.seconds("send", kv, 2, tp * (cp - 1))
+        return once, 2 * once
+    if plan.context_exchange == "all-gather":
+        return topology.seconds("all_gather", kv * cp, cp, tp), topology.seconds("reduce_scatter", kv * cp, cp, tp)
+    heads = sum(2.0 * tokens * core.heads * (core.head_dim + core.v_head_dim) for core in operations.cores)
+    once = topology.seconds("all_to_all", kv + heads, cp, tp)  # queries and outputs too
+    return once, once
 
 
 def _experts(moe: MoE, plan: TimePlan, topology: Topology, sharding: Sharding) -> float:

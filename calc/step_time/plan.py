@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from calc.communication.plan import CONTEXT_EXCHANGE, ContextExchange
 from calc.errors import InputError
 from calc.quantities import left_out, whole_number
 from calc.training import TrainingPlan
@@ -47,6 +48,7 @@ class TimePlan(TrainingPlan):
         None,
         description="format in which gradients are reduced; left out: fp32 where the recipe keeps them so, else bf16",
     )
+    context_exchange: ContextExchange = CONTEXT_EXCHANGE
     mtp_layers: int = Field(
         0,
         ge=0,
@@ -172,6 +174,8 @@ class TimePlan(TrainingPlan):
         reasons = dict(super().idle)
         if not self.tp > 1:
             reasons |= dict.fromkeys(("tp_overlap", "ep_over_tp"), "tp is 1")
+        if self.cp == 1:
+            reasons["context_exchange"] = "cp is 1"
         if self.dp * self.cp == 1 or self.zero == 3:
             reasons["dp_overlap"] = (
                 "no data-parallel rank shares in a step" if self.zero < 3 else "zero 3 gathers layer by layer"

@@ -282,8 +282,8 @@ def _compiled(source: str) -> tuple[str, ...]:
 
 
 def _torchtitan(row: dict[str, Any]) -> Case:
-    """torchtitan: FSDP2 with fp32 shards, gathered in bf16 and reduced in fp32, fused AdamW, SDPA's FlashAttention-2; eager unless the row
-    says compile."""
+    """torchtitan: FSDP2 with fp32 shards, gathered in bf16 and reduced in fp32, fused AdamW, SDPA's FlashAttention-2, context parallelism
+    by all-gather (its default rotate method); eager unless the row says compile."""
     c = row["config"]
     name = row["model"] if row["model"] in OTHERS else re.sub(r" \(.*\)$", "", row["model"])
     spec = model(name) if name in OTHERS else named_model(name)
@@ -309,6 +309,7 @@ def _torchtitan(row: dict[str, Any]) -> Case:
         "dp_replicate": max(1, dp // shards),
         "tp": tp,
         "cp": cp,
+        "context_exchange": "all-gather",
         "ep": ep,
         "zero": 3,
         "recompute": "full"

@@ -146,3 +146,18 @@ def test_a_layers_collectives_take_as_long_as_communication_says(name, tp, ep, s
             if each.collective.group.name == group
         )
         assert mine.get(key, 0.0) == pytest.approx(seconds, rel=0.01)
+
+
+@pytest.mark.parametrize("how", ["all-gather", "all-to-all"])
+def test_context_parallel_exchanges_that_nothing_hides_take_as_long_as_communication_says(how):
+    spec, layout = (
+        load("meta-llama-3-8b"),
+        {"cp": 8, "zero": 1, "recipe": "megatron-bf16", "implementation": "fused", "seq": 32768},
+    )
+    mine = step_time(spec, TimePlan(**layout, context_exchange=how), H100).step.busiest
+    theirs = communication(spec, CommunicationPlan(**layout, context_exchange=how), H100)
+    seconds = sum(each.seconds for each in theirs.collectives if each.collective.group.name == "cp")
+    assert mine.exposed["context"] == pytest.approx(seconds)
+    ring = step_time(spec, TimePlan(**layout), H100).step.busiest
+    assert ring.exposed["context"] < mine.exposed["context"]
+    assert ring.hidden > mine.hidden
