@@ -67,6 +67,14 @@ def test_experts_exchange_their_tokens_twice_each_way():
     assert sent(mine) == sum(each.total_bytes for each in mine) * 7 // 8
 
 
+def test_experts_are_reduced_among_the_ranks_that_hold_the_same_ones():
+    """128 experts of 3 · 2048 · 768 weights over 4 ranks: two of 8 ranks hold each, every fourth."""
+    mine = [each for each in found(load("qwen3-30b-a3b"), dp=8, ep=4, zero=1) if each.group.name == "dp of experts"]
+    assert {(each.group.ranks, each.group.stride) for each in mine} == {(2, 4)}
+    assert {each.bytes for each in mine} == {2 * 32 * 3 * 2048 * 768}
+    assert [each.calls for each in mine] == [48, 48]
+
+
 def test_a_ring_of_context_passes_keys_and_values_to_each_other_rank():
     mine = [each for each in found(cp=4, context_exchange="ring") if each.kind == "send"]
     kv = 1024 * 32 * 256 * 2

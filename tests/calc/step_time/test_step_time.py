@@ -58,6 +58,17 @@ def test_whole_experts_over_tp_multiply_as_much_and_send_more():
     assert whole.busiest.exposed["tensor"] < split.busiest.exposed["tensor"]
 
 
+def test_a_slow_ring_passes_the_keys_and_values_of_each_other_rank_once_forward_and_twice_backward():
+    """Where links are so slow that attention hides a constant part, what half the speed adds is the messages' own time."""
+    spec, cp = load("meta-llama-3-8b"), 4
+    plans = [TimePlan(cp=cp, seq=8192, recipe="megatron-bf16", implementation="fused", intra_GBps=g) for g in (1, 0.5)]
+    steps = [step_time(spec, plan, H100).step for plan in plans]
+    size = 2 * (8192 // cp) * 8 * (128 + 128)
+    once = [step.topology.seconds("send", size, 2, cp - 1) for step in steps]
+    exposed = [step.busiest.exposed["context"] for step in steps]
+    assert exposed[1] - exposed[0] == pytest.approx(3 * 32 * (cp - 1) * (once[1] - once[0]), rel=1e-9)
+
+
 def test_an_overlapped_exchange_leaves_the_first_and_the_last_exposed_and_slows_what_hides_it():
     spec = load("qwen3-30b-a3b")
     plan = {
