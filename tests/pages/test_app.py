@@ -82,6 +82,12 @@ def healthy(page: Page) -> None:
     assert page.get_by_text("Page not found").count() == 0
 
 
+def test_every_page_is_opened_here():
+    from app import PAGES
+
+    assert sorted(page.HEADING for page in PAGES) == sorted(HEADINGS.values())
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", list(HEADINGS))
 def test_each_page_opens_by_its_own_url_first_on_a_fresh_server(name: str, page: Page):
