@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import ast
 import importlib
-import json
 import re
 import subprocess
 import sys
-import tomllib
 from collections.abc import Collection, Iterator
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-
-from tests.requirements import requirements
 
 ROOT = Path(__file__).parent.parent
 
@@ -51,18 +45,6 @@ TOP_LEVEL = {
     *("README.md", "docs", "CHANGELOG.md", "Makefile", "pyproject.toml", "LICENSE", ".streamlit", ".ci", ".gitignore"),
     *(".pre-commit-config.yaml", "CONTRIBUTING.md"),
 }
-HEAVY = (
-    "torch",
-    "triton",
-    "transformers",
-    "streamlit",
-    "pandas",
-    "plotly",
-    "huggingface_hub",
-    "gguf",
-    "peft",
-    "bitsandbytes",
-)
 
 
 class Import(NamedTuple):
@@ -253,103 +235,6 @@ def tracked_top_level() -> set[str]:
 
 def test_the_top_level_holds_what_is_listed_and_nothing_else():
     assert tracked_top_level() - TOP_LEVEL == set()
-
-
-# prints, as the last line of its output, which heavy packages a piece of code has loaded
-_PROBE = "\nimport json, sys; print(json.dumps([name for name in {heavy!r} if name in sys.modules]))"
-
-
-def run_python(code: str) -> tuple[list[str], str]:
-    """Runs code in a fresh process: the heavy packages it loaded, and whatever else it printed."""
-    done = subprocess.run(
-        [sys.executable, "-c", code + _PROBE.format(heavy=HEAVY)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    *printed, last = done.stdout.splitlines()
-    return json.loads(last), "\n".join([*printed, done.stderr]).strip()
-
-
-def test_importing_calc_runs_nothing_and_loads_nothing_heavy():
-    loaded, printed = run_python("import calc, calc.__main__")
-    assert loaded == []
-    assert printed == ""
-
-
-@pytest.mark.torch
-def test_importing_measure_runs_nothing_and_never_loads_the_web():
-    loaded, printed = run_python("import measure, measure.__main__")
-    assert printed == ""
-    assert not {"streamlit", "pandas", "plotly"} & set(loaded)
-
-
-@pytest.mark.parametrize("command", ["params llama-2-7b --format json", "gpus", "models"])
-def test_the_command_line_answers_without_torch_or_the_web(command):
-    code = (
-        "import contextlib, io, runpy, sys\n"
-        f"sys.argv = ['calc', *{command.split()!r}]\n"
-        "out = io.StringIO()\n"
-        "with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):\n"
-        "    runpy.run_module('calc', run_name='__main__')\n"
-        "assert out.getvalue().strip(), 'no answer'"
-    )
-    loaded, printed = run_python(code)
-    assert loaded == []
-    assert printed == ""
-
-
-def test_the_web_process_never_loads_torch():
-    pages = sorted(path.stem for path in (ROOT / "pages").glob("*.py") if path.stem != "__init__")
-    assert pages
-    loaded, _ = run_python("import app, importlib\n" + "\n".join(f"import pages.{page}" for page in pages))
-    assert not {"torch", "triton", "transformers", "peft"} & set(loaded)
-
-
-def pinned(*extras: str) -> list[str]:
-    return [line for line in requirements(extras).splitlines() if line and not line.startswith("#")]
-
-
-def test_requirements_are_those_of_the_project_pinned_without_local_versions():
-    assert (ROOT / "requirements.txt").read_text(encoding="utf-8") == requirements()
-    for line in pinned():
-        assert re.fullmatch(r"[A-Za-z0-9_-]+==[0-9][0-9.]*(; .+)?", line), line
-    assert "torch==2.13.0" in pinned()
-    assert "triton==3.7.1; sys_platform == 'linux'" in pinned()
-
-
-def test_what_is_installed_is_what_is_pinned():
-    """Recordings are refused by the pinned versions (tests/recorded)."""
-    for line in pinned():
-        name, pin = re.match(r"([A-Za-z0-9_-]+)==([0-9.]+)", line).groups()
-        with suppress(PackageNotFoundError):  # what is not installed does nothing
-            assert version(name).partition("+")[0] == pin, name
-
-
-def test_what_the_pages_need_is_their_extra_which_make_run_installs_first():
-    names = {line.partition("==")[0] for line in pinned("pages")}
-    needed = {
-        found.package
-        for path in python_files()
-        if package_of(path.relative_to(ROOT).as_posix()) not in ("kernels", "measure")
-        for found in imports_of(path.read_text(encoding="utf-8"), str(path))
-    }
-    packages = {"calc", "pages", "app"}
-    needed = {{"yaml": "PyYAML"}.get(name, name) for name in needed}  # the one package whose module has another name
-    assert needed - sys.stdlib_module_names - packages <= names
-    assert not names & {"torch", "triton", "transformers", "peft"}
-
-
-def test_the_app_listens_here_only_and_tells_nobody():
-    config = tomllib.loads((ROOT / ".streamlit" / "config.toml").read_text(encoding="utf-8"))
-    assert config["server"]["address"] == "localhost"
-    assert config["server"]["port"] == 8501
-    assert config["server"]["maxUploadSize"] <= 5
-    assert config["browser"]["gatherUsageStats"] is False
-    assert set(config["theme"]["light"]) == set(config["theme"]["dark"])
 
 
 PUBLIC = {  # what measure and pages may rely on
