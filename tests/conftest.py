@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.recorded.recording import MODES, settings, shuffled
 
-_SLOW_IMPORTS = ("pytestmark = pytest.mark.torch", "pytestmark = [pytest.mark.torch")
+_IMPORTS_TORCH = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.torch", re.MULTILINE)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,5 +57,5 @@ def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """In the fast tier a file that is marked torch as a whole is not even imported."""
     if config.getoption("fast") and collection_path.suffix == ".py":
-        return True if any(line in collection_path.read_text() for line in _SLOW_IMPORTS) else None
+        return True if _IMPORTS_TORCH.search(collection_path.read_text()) else None
     return None

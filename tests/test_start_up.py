@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -75,3 +76,14 @@ def test_the_web_process_never_loads_torch():
     assert pages
     loaded, _ = run_python("import app, importlib\n" + "\n".join(f"import pages.{page}" for page in pages))
     assert not {"torch", "triton", "transformers", "peft"} & set(loaded)
+
+
+def test_a_test_file_that_imports_torch_is_not_of_the_fast_tier():
+    """A line at the top costs every worker seconds; `pytestmark` keeps the file from being imported there."""
+    loads = re.compile(
+        r"^(import|from) (torch|transformers|peft|triton|bitsandbytes)\b|^\w+ = pytest.importorskip", re.M
+    )
+    marked = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.torch", re.M)
+    files = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
+    wrong = [path.name for path, text in files.items() if loads.search(text) and not marked.search(text)]
+    assert wrong == []

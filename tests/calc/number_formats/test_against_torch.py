@@ -9,6 +9,8 @@ from bitsandbytes import functional
 
 from calc.number_formats import example, number_format, quantize
 
+pytestmark = pytest.mark.torch
+
 
 @pytest.mark.parametrize(
     ("name", "kind"),
