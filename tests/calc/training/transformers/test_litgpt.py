@@ -41,6 +41,16 @@ def test_a_layer_keeps_what_its_fused_projection_and_its_padded_update_need():
     assert layer == pytest.approx(tokens * (attention + norms + feed_forward), rel=0.002)
 
 
+def test_a_layer_with_grouped_heads_keeps_its_values_repeated_and_not_the_joint_projection():
+    """litgpt/model.py copies each head's keys and values where heads share them, so that the joint output is freed; the update has
+    as many numbers as queries and values."""
+    answer = train(model("meta-llama-3-8b"), TrainingPlan(**PLAN, lora_dropout=0.05))
+    h, kv, f, tokens = 4096, 1024, 14336, 1304
+    attention = (2 + 1) * h + 2 * (h + kv) + 4 * 2 * h  # dropout and mask; update; queries, keys, values, output
+    norms, feed_forward = 2 * 4 * h, 2 * 3 * f
+    assert answer.worst.segments[5].bytes.kept == pytest.approx(tokens * (attention + norms + feed_forward), rel=0.002)
+
+
 @pytest.mark.parametrize(
     "changes", [{}, {"method": "qlora", "quantization": "nf4-single", "bitsandbytes": "0.42"}, {"method": "full"}]
 )
