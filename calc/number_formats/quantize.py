@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from calc.errors import InputError
 from calc.number_formats import floats
-from calc.number_formats.formats import FP4, IQ4_NL, NF4, NumberFormat, number_format
+from calc.number_formats.table import FP4, IQ4_NL, NF4, NumberFormat, number_format
 
 Array = NDArray[np.float64]
 _SUPER = 256  # values of a super-block of llama.cpp's K types

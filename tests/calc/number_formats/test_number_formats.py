@@ -11,7 +11,7 @@ import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
 from calc.errors import InputError
-from calc.number_formats import example, number_format, number_formats, quantize, rounding_error
+from calc.number_formats import example, formats, number_format, quantize, rounding_error
 from calc.number_formats.floats import FP16, FP32
 from calc.serving.formats import GGML_BLOCKS
 
@@ -90,7 +90,7 @@ def test_bits_of_a_weight_are_those_of_the_files():
     for name, size in _GGML["bytes"].items():
         assert number_format(name).bits_per_weight == 8 * size / example().size, name
     for name, (size, elements) in GGML_BLOCKS.items():
-        if name in {form.name for form in number_formats()}:
+        if name in {form.name for form in formats()}:
             assert number_format(name).bits_per_weight == 8 * size / elements
             assert GGML_QUANT_SIZES[GGMLQuantizationType[name]] == (elements, size)
 
@@ -111,7 +111,7 @@ def test_the_scale_of_microscaling_is_a_power_of_two():
     assert quantize(values * 2**100, "mxfp4")[:3].tolist() == [6.0 * 2**100, 1.5 * 2**100, 0.5 * 2**100]
 
 
-@pytest.mark.parametrize("form", number_formats(), ids=lambda form: form.name)
+@pytest.mark.parametrize("form", formats(), ids=lambda form: form.name)
 def test_what_is_a_level_stays_and_nothing_is_further_off_than_half_a_step(form):
     values = example("activations", 4, 512)
     once = quantize(values, form.name)

@@ -123,7 +123,7 @@ def _table(name: str, levels: tuple[float, ...], source: str, block: int, scale_
 
 
 @cache
-def number_formats() -> tuple[NumberFormat, ...]:
+def formats() -> tuple[NumberFormat, ...]:
     """Every format, by family: plain floats, 8-bit floats, microscaling, NVFP4, bitsandbytes, whole numbers, GGUF's types."""
     tensor = "an fp32 scale a tensor"
     e8m0 = "a power of two (E8M0) for each block"
@@ -164,7 +164,7 @@ def number_formats() -> tuple[NumberFormat, ...]:
 
 def number_format(name: str, field: str = "name") -> NumberFormat:
     """The format of that name. InputError lists the known ones."""
-    known = {form.name: form for form in number_formats()}
+    known = {form.name: form for form in formats()}
     if name not in known:
         raise InputError.of(field, name, f"it must be one of {', '.join(known)}")
     return known[name]
