@@ -61,7 +61,8 @@ def test_whole_experts_over_tp_multiply_as_much_and_send_more():
 def test_a_slow_ring_passes_the_keys_and_values_of_each_other_rank_once_forward_and_twice_backward():
     """Where links are so slow that attention hides a constant part, what half the speed adds is the messages' own time."""
     spec, cp = load("meta-llama-3-8b"), 4
-    plans = [TimePlan(cp=cp, seq=8192, recipe="megatron-bf16", implementation="fused", intra_GBps=g) for g in (1, 0.5)]
+    layout = {"cp": cp, "context_exchange": "ring", "seq": 8192, "recipe": "megatron-bf16", "implementation": "fused"}
+    plans = [TimePlan(**layout, intra_GBps=g) for g in (1, 0.5)]
     steps = [step_time(spec, plan, H100).step for plan in plans]
     size = 2 * (8192 // cp) * 8 * (128 + 128)
     once = [step.topology.seconds("send", size, 2, cp - 1) for step in steps]
