@@ -361,8 +361,9 @@ def _forward_and_backward(
 ) -> tuple[int, Tensor]:
     recorder.begin("forward")
     logits = model(ids)
-    losses = map(_loss, logits.chunk(parts, dim=1), labels.chunk(parts, dim=1))
-    loss_sum = _loss(logits, labels) if parts == 1 else sum(losses)
+    loss_sum = (
+        _loss(logits, labels) if parts == 1 else sum(map(_loss, logits.chunk(parts, dim=1), labels.chunk(parts, dim=1)))
+    )
     loss = loss_sum / labels.numel()
     del logits
     after_forward = _live(recorder)
