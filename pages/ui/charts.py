@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -35,6 +37,12 @@ _LEGEND: Final = {
     "symbolType": "square",
 }
 _TALL: Final = 280  # pixels of a curve
+# the numbers along a logarithmic axis, as people say them
+_TENS: Final = "replace(format(datum.value, '~s'), 'G', 'B')"
+_TWOS: Final = (
+    "datum.value >= 1048576 ? format(datum.value / 1048576, '~r') + 'M' : "
+    "datum.value >= 1024 ? format(datum.value / 1024, '.3~r') + 'k' : datum.label"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,17 +182,22 @@ def curves(
         return
     scale, suffix = _scale(unit, numbers, max(value for *_, value in known))
     data = [
-        {"line": name, "x": at, "y": value / scale, "shown": f"{at:,.6g}: {numbers.show(value, unit)}"}
+        {
+            "line": name,
+            "x": at,
+            "y": value / scale,
+            "shown": f"{at:,.6g}: {numbers.show(value, unit) if unit else numbers.count(value)}",
+        }
         for name, at, value in known
     ]
+    far = max(at for _, at, _ in known) > 2**30  # tokens of a run: people say 1B and 1T, not powers of two
     horizontal = {
         "field": "x",
         "type": "quantitative",
         "title": x,
-        "scale": {"type": "log", "base": 2} if log else {"zero": False},
-        "axis": {"labelExpr": "datum.value >= 1048576 ? format(datum.value / 1048576, '~r') + 'M' : datum.value >= 1024 ? "
-                 "format(datum.value / 1024, '.3~r') + 'k' : datum.label", "grid": False} if log else {},
-    }  # fmt: skip
+        "scale": {"type": "log", "base": 10 if far else 2} if log else {"zero": False},
+        "axis": {"labelExpr": _TENS if far else _TWOS, "grid": False} if log else {},
+    }
     spec = {
         "height": _TALL,
         "layer": [
@@ -214,6 +227,34 @@ def curves(
         ],
     }
     _draw(data, spec, key, said)
+    st.download_button(
+        "Points",
+        lambda: as_csv(lines, x, unit),
+        f"{key}.csv",
+        "text/csv",
+        key=f"{key} points",
+        help="The curve's points as CSV, exact",
+        on_click="ignore",
+        icon=":material/download:",
+        type="tertiary",
+    )
+
+
+def as_csv(lines: Sequence[Curve], x: str, unit: str) -> str:
+    """One row a value of x, one column a line; empty where there is no answer."""
+    found = [dict(line.points) for line in lines]
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow([x, *(f"{line.name} ({unit})" if unit else line.name for line in lines)])
+    for at in sorted({at for points in found for at in points}):
+        values = (points.get(at) for points in found)
+        rows.writerow(
+            [
+                f"{at:.15g}",
+                *("" if value is None else str(int(value)) if value == int(value) else repr(value) for value in values),
+            ]
+        )
+    return text.getvalue()
 
 
 def _level(limit: Limit | None, unit: str, numbers: Numbers, scale: int) -> list[dict[str, Any]]:
@@ -314,13 +355,16 @@ _LETTERS: Final = {
 }
 
 
+_LONG: Final = ((86400, "days"), (3600, "h"))  # what an axis of long times divides seconds by
+
+
 def _scale(unit: str, numbers: Numbers, most: float) -> tuple[int, str]:
     """What an axis divides by, and what it then writes after each number."""
     if unit == "bytes":
         size, name = axis_of_bytes(most, numbers.units == "GiB")
         return size, f" {name}"
     if unit == "seconds":
-        return 1, " s"
+        return next(((size, f" {name}") for size, name in _LONG if most >= 2 * size), (1, " s"))
     letters = _LETTERS.get(unit, ("",))
     power = next((power for power in range(len(letters) - 1, 0, -1) if most >= 1000**power), 0)
     return 1000**power, f" {letters[power]}{'FLOP' if unit == 'FLOPs' else ''}"

@@ -12,12 +12,13 @@ from calc.units import show_bytes_decimal, show_count, show_value
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What it is, its value ready to read, what to know about it, and the value itself where figures are compared."""
+    """What it is, its value ready to read, what to know about it, and the value itself with its unit for comparisons and curves."""
 
     label: str
     value: str
     help: str = ""
     amount: float | None = None
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Numbers:
     def bytes(self, label: str, value: float | None, help: str = "") -> Figure:
         """A figure in bytes."""
         exact = f"{value:,} bytes. " if isinstance(value, int) else ""
-        return Figure(label, self.show(value), exact + help, value)
+        return Figure(label, self.show(value), exact + help, value, "bytes")
 
     def headroom(self, value: float | None) -> str:
         """Bytes left over, or missing where they are negative; nothing when unknown."""

@@ -15,7 +15,7 @@ from streamlit.navigation.page import Page
 from calc.commands import COMMANDS
 from calc.errors import InputError
 from calc.measurements.calibration import Calibrated, calibrated
-from pages.ui import compare, link, pins, scenario, views, widgets
+from pages.ui import compare, engines, link, pins, scenario, sweep, views, widgets
 from pages.ui.fields import Groups, fields_of
 from pages.ui.measuring import store
 from pages.ui.numbers import Figure, Numbers, figures
@@ -181,6 +181,7 @@ def _tabs(question: Question, answer: Any, numbers: Numbers, asked: Scenario) ->
     """Tabs of which only the open one is drawn."""
     named: dict[str, Tab] = {
         **question.tabs,
+        "Sweep": lambda answer, numbers, asked: sweep.show(question, answer, numbers, asked),
         "Parts": lambda answer, numbers, _: views.table(answer.breakdown, numbers),
         "Formulas": lambda answer, numbers, _: views.formulas(answer.breakdown, numbers),
         "Assumptions": lambda answer, *_: views.remarks(answer),
@@ -200,6 +201,7 @@ def _command(question: Question, asked: Scenario) -> None:
     words += f" --calibrated {at}" if at != "off" and command.takes_gpu else ""
     st.markdown("The same on the command line")
     st.code(words, language="bash", wrap_lines=True)
+    engines.show(question.command, asked.of(command.plan), asked.model_argument())
     st.markdown("This scenario as a link")
     st.code(link.address(), language=None, wrap_lines=True)
     if not link.config_fits(asked):

@@ -92,7 +92,13 @@ def figures_of(answer: ComputeAnswer, numbers: Numbers, asked: Scenario) -> list
         return _by_mfu(answer, numbers)
     run, price = found.run, found.price
     return [
-        Figure("Time", numbers.show(run.seconds, "seconds"), "Steps of the run · seconds of one step", run.seconds),
+        Figure(
+            "Time",
+            numbers.show(run.seconds, "seconds"),
+            "Steps of the run · seconds of one step",
+            run.seconds,
+            "seconds",
+        ),
         Figure("GPU-hours", numbers.count(run.gpu_hours), "Time · GPUs", run.gpu_hours),
         Figure(
             "Cost",
@@ -117,6 +123,7 @@ def _by_mfu(answer: ComputeAnswer, numbers: Numbers) -> list[Figure]:
             numbers.show(causal.seconds, "seconds"),
             "Model FLOPs (causal) over GPUs · dense peak · MFU",
             causal.seconds,
+            "seconds",
         ),
         Figure(f"GPU-hours at MFU {mfu}", numbers.count(causal.gpu_hours), "", causal.gpu_hours),
         Figure(

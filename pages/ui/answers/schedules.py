@@ -17,7 +17,7 @@ def figures_of(answer: PipelineAnswer, numbers: Numbers, _: Scenario | None = No
     """The four figures under the timeline."""
     return [
         Figure("Step time", numbers.show(answer.makespan, "seconds"),
-               "From the first operation to the end of the last", answer.makespan),
+               "From the first operation to the end of the last", answer.makespan, "seconds"),
         Figure("Utilisation", numbers.percent(answer.utilization), "Work over stages · step time", answer.utilization),
         Figure("Bubble fraction", numbers.percent(answer.bubble_fraction),
                f"The share of the step in which a stage waits, on average; {numbers.percent(answer.bubble_over_ideal)} of the "
