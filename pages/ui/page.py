@@ -15,7 +15,8 @@ from streamlit.navigation.page import Page
 from calc.commands import COMMANDS
 from calc.errors import InputError
 from calc.measurements.calibration import Calibrated, calibrated
-from pages.ui import compare, engines, link, pins, scenario, sweep, views, widgets
+from pages.ui import compare, link, pins, scenario, views, widgets
+from pages.ui.answers import other_tools, sweep
 from pages.ui.fields import Groups, fields_of
 from pages.ui.measuring import store
 from pages.ui.numbers import Figure, Numbers, figures
@@ -201,7 +202,7 @@ def _command(question: Question, asked: Scenario) -> None:
     words += f" --calibrated {at}" if at != "off" and command.takes_gpu else ""
     st.markdown("The same on the command line")
     st.code(words, language="bash", wrap_lines=True)
-    engines.show(question.command, asked.of(command.plan), asked.model_argument())
+    other_tools.show(question.command, asked.of(command.plan), asked.model_argument())
     st.markdown("This scenario as a link")
     st.code(link.address(), language=None, wrap_lines=True)
     if not link.config_fits(asked):

@@ -12,7 +12,8 @@ from calc.hardware import gpu
 from calc.serving import ServingPlan, serve
 from calc.training import TrainingPlan, train
 from pages import compute, kv_cache, pipeline, training
-from pages.ui import charts, sweep
+from pages.ui import charts
+from pages.ui.answers import sweep
 from pages.ui.charts import Curve
 from pages.ui.fields import fields_of
 from pages.ui.numbers import Numbers
