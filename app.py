@@ -14,10 +14,10 @@ _ICON, _STYLE = _UI / "icon.svg", _UI / "style.css"
 
 def pages() -> tuple[ModuleType, ...]:
     """The pages in the order of the navigation; the first is the one at /."""
-    from pages import compute, kv_cache, measure, parameters, pipeline, start, training
+    from pages import compute, kv_cache, learn, measure, parameters, pipeline, start, training
     from pages.ui.measuring import runs
 
-    return start, training, kv_cache, compute, pipeline, parameters, *((measure,) if runs.is_offered() else ())
+    return start, training, kv_cache, compute, pipeline, parameters, learn, *((measure,) if runs.is_offered() else ())
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from calc.errors import InputError
 from pages.api import openapi, questions
 
 LARGEST: Final = 2**20  # bytes of a body
+_METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")  # those refused here are a problem too
 _DEEPEST: Final = 64  # levels of a body
 
 
@@ -29,7 +30,7 @@ def routes() -> list[BaseRoute]:
             routes=[
                 Route("/", _page, methods=["GET"]),
                 Route("/openapi.json", _description, methods=["GET"]),
-                Route("/{name:path}", _question, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
+                Route("/{name:path}", _question, methods=_METHODS),
             ],
         )
     ]

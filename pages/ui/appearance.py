@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from calc.catalogue import catalogue
 from calc.commands import choices
 from calc.hardware import gpus
+from calc.number_formats import formats
 from calc.pipeline import SCHEDULES
 from calc.training import TrainingPlan
 from calc.training.plan import NOT_MODELLED
@@ -71,6 +72,7 @@ ENGINES = {
     "transformers": "transformers generate",
 }
 METHODS = {"full": "full fine-tuning", "lora": "LoRA", "dora": "DoRA", "qlora": "QLoRA"}
+TOPICS = {"bare-model": "A model from its sizes", "number-formats": "Number formats"}
 CALIBRATED = {"off": "off", "point": "median", "bound": "conservative"}
 
 APPEARANCE: Mapping[str, Appearance] = {
@@ -142,6 +144,18 @@ APPEARANCE: Mapping[str, Appearance] = {
     "backward_input": Appearance("Input gradient (s)"),
     "backward_weight": Appearance("Weight gradient (s)"),
     "virtual_stages": Appearance("Virtual stages"),
+    "topic": Appearance("Topic", named=TOPICS, wide=True),
+    "hidden_size": Appearance("Hidden size (h)", _doubling(64, 2**15)),
+    "num_hidden_layers": Appearance("Layers (L)", _doubling(1, 128)),
+    "num_attention_heads": Appearance("Query heads (a)", _doubling(1, 256)),
+    "num_key_value_heads": Appearance("Key and value heads (k)", _doubling(1, 256)),
+    "intermediate_size": Appearance("MLP width (f)", _doubling(128, 2**17)),
+    "vocab_size": Appearance("Vocabulary (V)", _doubling(1024, 2**18)),
+    "num_experts": Appearance("Experts a layer", (0, *_doubling(1, 512))),
+    "experts_per_token": Appearance("Experts a token", _doubling(1, 32)),
+    "number_format": Appearance("Format", choices=tuple(form.name for form in formats())),
+    "spacing_at": Appearance("Spacing at"),
+    "rounded": Appearance("What is rounded"),
     "schedule": Appearance("Schedule", choices=tuple(SCHEDULES)),
 }
 

@@ -30,6 +30,7 @@ HEADINGS = {
     "compute": "Cluster: how many days, how much money?",
     "pipeline": "Schedules: how busy is a pipeline?",
     "parameters": "Model: what is in it?",
+    "learn": "Learn: why these numbers?",
     "measure": "Verify: how far from reality?",
 }
 TABS = {"training": "Train", "kv_cache": "Serve", "compute": "Cluster", "parameters": "Model"}

@@ -152,11 +152,14 @@ def test_a_wrong_body_is_named_with_what_is_allowed(client, body, status, field)
 
 @pytest.mark.parametrize(
     ("method", "address", "status"),
-    [("PUT", "/api/train", 405), ("DELETE", "/api/models", 405), ("POST", "/api/gpus", 405), ("GET", "/api/measure", 404)],
+    [("PUT", "/api/train", 405), ("OPTIONS", "/api/train", 405), ("TRACE", "/api/models", 405),
+     ("DELETE", "/api/models", 405), ("POST", "/api/gpus", 405), ("GET", "/api/measure", 404)],
 )  # fmt: skip
 def test_other_methods_and_questions_are_refused(client, method, address, status):
     answer = client.request(method, address)
     assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
+    if status == 405:
+        assert answer.headers["allow"] == ("GET, POST" if address == "/api/train" else "GET")
 
 
 def test_it_is_off_where_the_operator_says_so(monkeypatch):
