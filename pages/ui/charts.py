@@ -210,7 +210,7 @@ def curves(
                         "type": "quantitative",
                         "title": None,
                         "scale": {"type": "log"} if steep else {},
-                        "axis": {"labelExpr": f"datum.label + '{suffix}'"},
+                        "axis": {"labelExpr": f"datum.label ? datum.label + '{suffix}' : ''"},
                     },
                     "color": {
                         "field": "line",
