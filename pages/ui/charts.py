@@ -38,7 +38,7 @@ _LEGEND: Final = {
 }
 _TALL: Final = 280  # pixels of a curve
 # the numbers along a logarithmic axis, as people say them
-_TENS: Final = "replace(format(datum.value, '~s'), 'G', 'B')"
+_TENS: Final = "datum.label ? replace(format(datum.value, '~s'), 'G', 'B') : ''"
 _TWOS: Final = (
     "datum.value >= 1048576 ? format(datum.value / 1048576, '~r') + 'M' : "
     "datum.value >= 1024 ? format(datum.value / 1024, '.3~r') + 'k' : datum.label"
