@@ -8,7 +8,7 @@ PIP := $(PY) -m pip --disable-pip-version-check install
 SELF := $(MAKE)
 GET := .ci/get
 
-.PHONY: help run test-fast test test-all record check types bench bench-gpu docs picture resolve
+.PHONY: help run test-fast test test-all record check types bench bench-gpu check-kernels docs picture resolve
 .DEFAULT_GOAL := help
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo "make check      ruff, formatting, mypy --strict"
 	@echo "make bench      print speed and size against their targets"
 	@echo "make bench-gpu  time Triton's kernels against the vendor's, where there is a GPU"
+	@echo "make check-kernels  compile every kernel for GPUs old and new, without one, and check the result"
 	@echo "make docs       write the tables of README.md and docs/ again"
 	@echo "make picture    take the README's picture again"
 	@echo "make resolve    check that PyPI's CUDA build of torch and a CPU build both satisfy requirements.txt"
@@ -64,6 +65,11 @@ bench: $(VENV)/.measuring-ready $(VENV)/.browser-ready
 
 bench-gpu: $(VENV)/.measuring-ready
 	@$(PY) -m tests.bench_gpu
+
+# About ten minutes on two cores; writes kernels/compiled.csv, by which kernels choose what they tune over.
+check-kernels: $(VENV)/.measuring-ready
+	$(PY) -m tests.check_kernels
+	$(PY) -m pytest -q tests/kernels/test_compiled.py
 
 docs: $(VENV)/.testing-ready
 	$(PY) -m tests.docs

@@ -10,7 +10,8 @@ softmax, rms_norm, layer_norm, swiglu, rope    both ways
 quantize_int8, quantize_nf4    and back: absmax by row; blocks of 64, their absmaxes quantised too
 int8_matmul, int4_matmul    16-bit activations by quantised weights
 adamw    one step, in place
-launch, attention_tiles    what launchers, and the kernels of attention, share
+launch, attention_tiles    what launchers, and the kernels of attention, share; compiled.csv: what may be tuned over
 
-Results are tested in Triton's interpreter and every kernel compiles for GPUs; how fast they are there has not been run.
+Results are tested in Triton's interpreter and every kernel compiles for GPUs (`make check-kernels`); how fast they are there
+has not been run.
 """

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
-from kernels.launch import narrow, widen
+from kernels.launch import narrow, power_of_2, widen
+
+
+def head_case(given: dict[str, Any]) -> str:
+    """The case of compiled.csv: the columns of the wider of a key's and a value's block."""
+    return str(power_of_2(max(given["D"], given["DV"]), 64))
 
 
 @triton.jit

@@ -15,9 +15,35 @@ from kernels.launch import LOG2_E, as_fp32, check, configs, narrow
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 Reduction = Literal["mean", "sum"]
 
-_CHOICES = [
-    ({"BLOCK": block}, warps, 2) for block, warps in ((2048, 4), (4096, 8), (8192, 8), (16384, 16), (32768, 32))
-]
+_CHOICES = [({"BLOCK": block}, warps, 2) for block, warps in ((2048, 4), (4096, 8), (8192, 8), (16384, 16))]
+_EDGE = tl.constexpr(
+    16
+)  # elements: a row of an odd vocabulary begins at most so many before an address that wide loads can take
+
+
+@triton.jit
+def _scaled(ptr, offsets, mask, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Logits in powers of 2; -infinity where the mask is not."""
+    x = tl.load(ptr + offsets, mask=mask, other=float("-inf")) if MASKED else tl.load(ptr + offsets)
+    return as_fp32(x) * LOG2_E
+
+
+@triton.jit
+def _add(top, total, x):  # type: ignore[no-untyped-def]
+    """The largest logit and the sum of exponentials so far, lane by lane."""
+    new_top = tl.maximum(top, x, propagate_nan=tl.PropagateNan.ALL)
+    reach = tl.where(new_top == float("-inf"), 0.0, new_top)
+    return new_top, total * tl.exp2(top - reach) + tl.exp2(x - reach)
+
+
+@triton.jit
+def _store_gradient(grad_ptr, offsets, x, v, target, reach, total, scale, counts, mask, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]
+    grad = (tl.exp2(x - reach) / total - (v == target).to(tl.float32)) * scale
+    grad = narrow(tl.where(counts, grad, 0.0), grad_ptr.dtype.element_ty)
+    if MASKED:
+        tl.store(grad_ptr + offsets, grad, mask=mask)
+    else:
+        tl.store(grad_ptr + offsets, grad)
 
 
 @triton.autotune(configs=configs(_CHOICES, {"BLOCK": 32}), key=["V", "GRADIENT"], restore_value=["grad_ptr"])
@@ -35,28 +61,30 @@ def _cross_entropy(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    logits_ptr += row * V
-    grad_ptr += row * V
     target = tl.load(target_ptr + row)
     counts = target != ignore_index
     exists = (target >= 0) & (target < V)
     # Read before the sums below, at which all threads wait: afterwards the gradient may overwrite it.
-    hit = as_fp32(tl.load(logits_ptr + target, mask=counts & exists, other=0.0))
+    hit = as_fp32(tl.load(logits_ptr + row * V + target, mask=counts & exists, other=0.0))
+    # The row is its edge, up to an aligned element, whole blocks without a mask, and the rest.
+    head = tl.minimum(tl.cdiv(row * V, _EDGE) * _EDGE - row * V, V)
+    body = tl.multiple_of(row * V + head, _EDGE)  # offset of the first whole block, whose first column is `head`
+    whole = head + (V - head) // BLOCK * BLOCK
+    edge = tl.arange(0, _EDGE)
     block = tl.arange(0, BLOCK)
-    end = tl.where(counts, V, 0)
     # first pass: the largest logit and the sum of exponentials, lane by lane, in powers of 2
+    edge_x = _scaled(logits_ptr, row * V + edge, (edge < head) & counts, True)
     top = tl.full((BLOCK,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
-    for first in range(0, end, BLOCK):
-        v = first + block
-        x = as_fp32(tl.load(logits_ptr + v, mask=v < V, other=float("-inf"))) * LOG2_E
-        new_top = tl.maximum(top, x)
-        reach = tl.where(new_top == float("-inf"), 0.0, new_top)
-        total = total * tl.exp2(top - reach) + tl.exp2(x - reach)
-        top = new_top
-    row_top = tl.max(top, 0)
+    if counts:
+        for first in range(0, whole - head, BLOCK):
+            top, total = _add(top, total, _scaled(logits_ptr, body + first + block, None, False))
+        rest = whole + block
+        top, total = _add(top, total, _scaled(logits_ptr, row * V + rest, rest < V, True))
+    row_top = tl.maximum(tl.max(top, 0), tl.max(edge_x, 0))
     row_reach = tl.where(row_top == float("-inf"), 0.0, row_top)
-    row_total = tl.where(counts, tl.sum(total * tl.exp2(top - row_reach), 0), 1.0)
+    row_total = tl.sum(total * tl.exp2(top - row_reach), 0) + tl.sum(tl.exp2(edge_x - row_reach), 0)
+    row_total = tl.where(counts, row_total, 1.0)
     loss = (tl.log2(row_total) + (row_reach - hit * LOG2_E)) / LOG2_E  # the large terms first: they cancel
     tl.store(loss_ptr + row, tl.where(counts, tl.where(exists, loss, float("nan")), 0.0))
     if GRADIENT:
@@ -65,12 +93,30 @@ def _cross_entropy(  # type: ignore[no-untyped-def]
         if MEAN:
             scale = 1.0 / tl.maximum(tl.load(count_ptr), 1).to(tl.float32)
         scale = tl.where(exists, scale, float("nan"))
-        for first in range(0, V, BLOCK):
-            v = first + block
-            x = as_fp32(tl.load(logits_ptr + v, mask=(v < V) & counts, other=float("-inf"))) * LOG2_E
-            grad = (tl.exp2(x - row_reach) / row_total - (v == target).to(tl.float32)) * scale
-            grad = tl.where(counts, grad, 0.0)
-            tl.store(grad_ptr + v, narrow(grad, grad_ptr.dtype.element_ty), mask=v < V)
+        start = row * V
+        _store_gradient(
+            grad_ptr, start + edge, edge_x, edge, target, row_reach, row_total, scale, counts, edge < head, True
+        )
+        for first in range(0, whole - head, BLOCK):
+            x = _scaled(logits_ptr, body + first + block, None, False)
+            _store_gradient(
+                grad_ptr,
+                body + first + block,
+                x,
+                head + first + block,
+                target,
+                row_reach,
+                row_total,
+                scale,
+                counts,
+                None,
+                False,
+            )
+        rest = whole + block
+        last_x = _scaled(logits_ptr, start + rest, rest < V, True)
+        _store_gradient(
+            grad_ptr, start + rest, last_x, rest, target, row_reach, row_total, scale, counts, rest < V, True
+        )
 
 
 def loss_and_gradient(

@@ -10,22 +10,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.attention_tiles import dot, keys_seen, load_rows, seen, store_rows
+from kernels.attention_tiles import dot, head_case, keys_seen, load_rows, seen, store_rows
 from kernels.flash_attention_backward import backward
-from kernels.launch import LOG2_E, check, configs, narrow, power_of_2
+from kernels.launch import LOG2_E, check, clean, configs, narrow, power_of_2
 from kernels.standard_attention import standard_attention
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST_HEAD = 256
 
-# BM queries by BN keys, warps, stages. Shared memory is (BM·D + stages·BN·(D + Dv))·itemsize at most: at D = 128 in 16
-# bits the first needs 160 KiB (data centre), those from the second on 96 KiB or less.
+# BM queries by BN keys, warps, stages; compiled.csv says which of them suit a GPU and a head, the last is for what it lacks
 _TILES = (
     (128, 128, 8, 2),
-    (128, 64, 8, 2),
-    (128, 64, 4, 2),
     (128, 64, 8, 3),
+    (128, 64, 8, 2),
+    (128, 32, 8, 2),
+    (128, 64, 4, 2),
     (128, 32, 4, 3),
+    (64, 64, 8, 2),
+    (64, 32, 8, 2),
     (64, 64, 4, 2),
     (64, 32, 4, 2),
     (32, 32, 4, 1),
@@ -72,7 +74,11 @@ def _attend(  # type: ignore[no-untyped-def]
     return acc, total, top
 
 
-@triton.autotune(configs=configs(_CHOICES, {"BM": 16, "BN": 32}), key=["SQ", "SK", "D", "DV", "CAUSAL", "WINDOWED"])
+@triton.autotune(
+    configs=configs(_CHOICES, {"BM": 16, "BN": 32}),
+    key=["size", "D", "DV", "CAUSAL", "WINDOWED"],
+    prune_configs_by=clean("flash_attention._forward", head_case),
+)
 @triton.jit
 def _forward(  # type: ignore[no-untyped-def]
     q_ptr,
@@ -85,6 +91,7 @@ def _forward(  # type: ignore[no-untyped-def]
     SQ,
     SK,
     window,
+    size,
     D: tl.constexpr,
     DV: tl.constexpr,
     BDV: tl.constexpr,
@@ -150,7 +157,7 @@ def forward(
 
         _forward[grid](
             q_BHSD, k_BHSD, v_BHSD, out_BHSD, lse_BHS, 1 / math.sqrt(d) if scale is None else scale,
-            h // hkv, sq, sk, window or 0,
+            h // hkv, sq, sk, window or 0, power_of_2(max(sq, sk)),
             D=d, DV=dv, BDV=power_of_2(dv, 16), CAUSAL=causal, WINDOWED=window is not None,
         )  # fmt: skip
     return out_BHSD, lse_BHS

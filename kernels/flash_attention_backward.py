@@ -14,26 +14,34 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.attention_tiles import dot, keys_seen, load_rows, seen, store_rows
-from kernels.launch import LOG2_E, as_fp32, check, configs, narrow, power_of_2
+from kernels.attention_tiles import dot, head_case, keys_seen, load_rows, seen, store_rows
+from kernels.launch import LOG2_E, as_fp32, check, clean, configs, narrow, power_of_2
 
-# BM queries by BN keys, warps, stages; at D = 128 in 16 bits all but the first of each fit 99 KiB of shared memory
+# BM queries by BN keys, warps, stages; compiled.csv says which of them suit a GPU and a head, the last is for what it lacks
 _KEY_TILES = (
-    (64, 128, 8, 3),
     (64, 128, 8, 2),
     (32, 128, 8, 2),
-    (32, 128, 4, 2),
+    (64, 64, 8, 2),
+    (32, 64, 8, 2),
+    (32, 64, 8, 1),
+    (16, 64, 8, 1),
     (32, 64, 4, 2),
     (32, 64, 4, 1),
+    (16, 64, 4, 1),
+    (32, 32, 4, 2),
     (16, 32, 4, 1),
+    (16, 16, 4, 1),
 )
 _QUERY_TILES = (
     (128, 64, 8, 3),
     (128, 64, 8, 2),
     (128, 32, 8, 2),
-    (128, 32, 4, 2),
+    (64, 64, 4, 2),
+    (64, 32, 8, 2),
+    (64, 32, 8, 1),
     (64, 32, 4, 2),
     (64, 32, 4, 1),
+    (32, 32, 4, 1),
     (32, 16, 4, 1),
 )
 
@@ -96,7 +104,8 @@ def _add_queries(  # type: ignore[no-untyped-def]
 
 @triton.autotune(
     configs=configs([({"BM": m, "BN": n}, warps, stages) for m, n, warps, stages in _KEY_TILES], {"BM": 16, "BN": 32}),
-    key=["SQ", "SK", "D", "DV", "CAUSAL", "WINDOWED"],
+    key=["size", "D", "DV", "CAUSAL", "WINDOWED"],
+    prune_configs_by=clean("flash_attention_backward._keys", head_case),
 )
 @triton.jit
 def _keys(  # type: ignore[no-untyped-def]
@@ -113,6 +122,7 @@ def _keys(  # type: ignore[no-untyped-def]
     SQ,
     SK,
     window,
+    size,
     D: tl.constexpr,
     DV: tl.constexpr,
     BD: tl.constexpr,
@@ -209,7 +219,8 @@ def _add_keys(  # type: ignore[no-untyped-def]
     configs=configs(
         [({"BM": m, "BN": n}, warps, stages) for m, n, warps, stages in _QUERY_TILES], {"BM": 16, "BN": 32}
     ),
-    key=["SQ", "SK", "D", "DV", "CAUSAL", "WINDOWED"],
+    key=["size", "D", "DV", "CAUSAL", "WINDOWED"],
+    prune_configs_by=clean("flash_attention_backward._queries", head_case),
 )
 @triton.jit
 def _queries(  # type: ignore[no-untyped-def]
@@ -225,6 +236,7 @@ def _queries(  # type: ignore[no-untyped-def]
     SQ,
     SK,
     window,
+    size,
     D: tl.constexpr,
     DV: tl.constexpr,
     BD: tl.constexpr,
@@ -290,7 +302,7 @@ def backward(
     delta_BHS = torch.empty_like(lse_BHS)
     _delta[(triton.cdiv(b * h * sq, 16),)](out_BHSD, dout_BHSD, delta_BHS, b * h * sq, DV=dv, BM=16)
     given = (q_BHSD, k_BHSD, v_BHSD, dout_BHSD, lse_BHS, delta_BHS)
-    sizes = (1 / math.sqrt(d) if scale is None else scale, h // hkv, sq, sk, window or 0)
+    sizes = (1 / math.sqrt(d) if scale is None else scale, h // hkv, sq, sk, window or 0, power_of_2(max(sq, sk)))
     blocks = {"D": d, "DV": dv, "BD": power_of_2(d, 16), "CAUSAL": causal, "WINDOWED": window is not None}
     _keys[lambda config: (b * hkv * triton.cdiv(sk, config["BN"]),)](
         *given, dk, dv_BHSD, *sizes, BDV=power_of_2(dv, 16), **blocks

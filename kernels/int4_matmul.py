@@ -7,13 +7,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import check, configs, narrow, widen
+from kernels.launch import check, clean, configs, narrow, power_of_2, widen
 
 DTYPES = (torch.bfloat16, torch.float16)
 GROUPS = (32, 64, 128)  # weights that share a scale
 
-# BM, BN, warps, stages; BK is the group, so that one scale serves a tile. Shared memory at most
-# stages·(2·BM + BN/2)·128 + 2·BN·128 bytes (the restored tile): 96 KiB or less.
+# BM, BN, warps, stages; BK is the group, so that one scale serves a tile. compiled.csv says which of them suit a GPU and
+# a group, the last is for what it lacks.
 _TILES = (
     (128, 128, 8, 2),
     (64, 128, 4, 3),
@@ -27,7 +27,11 @@ _TILES = (
 _CHOICES = [({"BM": bm, "BN": bn, "ROWS": 8}, warps, stages) for bm, bn, warps, stages in _TILES]
 
 
-@triton.autotune(configs=configs(_CHOICES, {"BM": 16, "BN": 16, "ROWS": 2}), key=["M", "N", "K", "GROUP"])
+@triton.autotune(
+    configs=configs(_CHOICES, {"BM": 16, "BN": 16, "ROWS": 2}),
+    key=["size", "N", "K", "GROUP"],
+    prune_configs_by=clean("int4_matmul._int4_matmul", lambda given: str(given["GROUP"])),
+)
 @triton.jit
 def _int4_matmul(  # type: ignore[no-untyped-def]
     x_ptr,
@@ -37,6 +41,7 @@ def _int4_matmul(  # type: ignore[no-untyped-def]
     M,
     N,
     K,
+    size,
     GROUP: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
@@ -92,7 +97,7 @@ def int4_matmul(x_MK: Tensor, packed_NK: Tensor, scale_NG: Tensor) -> Tensor:
         def grid(config: dict[str, int]) -> tuple[int]:
             return (triton.cdiv(m, config["BM"]) * triton.cdiv(n, config["BN"]),)
 
-        _int4_matmul[grid](x_MK, packed_NK, scale_NG, out_MN, m, n, k, GROUP=k // scale_NG.shape[1])
+        _int4_matmul[grid](x_MK, packed_NK, scale_NG, out_MN, m, n, k, power_of_2(m), GROUP=k // scale_NG.shape[1])
     return out_MN
 
 

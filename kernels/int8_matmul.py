@@ -7,11 +7,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import check, configs, narrow, widen
+from kernels.launch import check, clean, configs, narrow, power_of_2, widen
 
 DTYPES = (torch.bfloat16, torch.float16)
 
-# BM, BN, BK, warps, stages; shared memory at most stages·(2·BM + BN)·BK bytes, 96 KiB for the largest
+# BM, BN, BK, warps, stages; compiled.csv says which of them suit a GPU, the last is for what it lacks
 _TILES = (
     (128, 128, 64, 8, 4),
     (128, 128, 64, 4, 3),
@@ -25,7 +25,11 @@ _TILES = (
 _CHOICES = [({"BM": bm, "BN": bn, "BK": bk, "GROUP": 8}, warps, stages) for bm, bn, bk, warps, stages in _TILES]
 
 
-@triton.autotune(configs=configs(_CHOICES, {"BM": 16, "BN": 32, "BK": 16, "GROUP": 2}), key=["M", "N", "K"])
+@triton.autotune(
+    configs=configs(_CHOICES, {"BM": 16, "BN": 32, "BK": 16, "GROUP": 2}),
+    key=["size", "N", "K"],
+    prune_configs_by=clean("int8_matmul._int8_matmul", lambda given: "any"),
+)
 @triton.jit
 def _int8_matmul(  # type: ignore[no-untyped-def]
     x_ptr,
@@ -35,6 +39,7 @@ def _int8_matmul(  # type: ignore[no-untyped-def]
     M,
     N,
     K,
+    size,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -80,7 +85,7 @@ def int8_matmul(x_MK: Tensor, weight_NK: Tensor, scale_N: Tensor) -> Tensor:
         def grid(config: dict[str, int]) -> tuple[int]:
             return (triton.cdiv(m, config["BM"]) * triton.cdiv(n, config["BN"]),)
 
-        _int8_matmul[grid](x_MK, weight_NK, scale_N, out_MN, m, n, k)
+        _int8_matmul[grid](x_MK, weight_NK, scale_N, out_MN, m, n, k, power_of_2(m))
     return out_MN
 
 

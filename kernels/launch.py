@@ -1,10 +1,20 @@
-"""What every launcher shares: interpreter or GPU, the choice of configurations, and the checks of what it is given."""
+"""What every launcher shares: interpreter or GPU, the choice of configurations, and the checks of what it is given.
+
+compiled.csv, written by `make check-kernels`, records what the compiler made of every configuration of every kernel, with no GPU:
+registers and spilled bytes a thread, shared memory a block, the tensor cores' instruction and the widest access to memory, by
+kernel, case (the edge of its largest block) and target. Tuning tries only what spills at most `SPILL` bytes there and fits the
+shared memory of the GPU at hand.
+"""
 
 from __future__ import annotations
 
+import csv
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 import triton
@@ -28,18 +38,119 @@ ELEMENTWISE = [({"BLOCK": block}, warps, 1) for block, warps in ((512, 4), (1024
 def configs(choices: Iterable[tuple[Blocks, int, int]], interpreted: Blocks) -> list[Any]:
     """Configurations to tune over, each (block sizes, warps, pipeline stages), or the fixed one of the interpreter.
 
-    A choice that needs more shared memory than the GPU has drops out when it is tuned, so a list holds choices for
-    consumer cards (about 99 KiB a multiprocessor) and for data-centre cards (163 to 227 KiB) side by side. The
-    interpreter has no clock to tune by; its blocks are small, so that small tests cross their edges.
+    A list holds choices for consumer cards and for data-centre cards; `clean` leaves what suits the GPU at hand.
+    The interpreter has no clock to tune by; its blocks are small, so that small tests cross their edges.
     """
     if is_interpreted():
         return [triton.Config(interpreted)]
     return [triton.Config(blocks, num_warps=warps, num_stages=stages) for blocks, warps, stages in choices]
 
 
+TABLE = Path(__file__).with_name("compiled.csv")
+SPILL = 128  # bytes a thread: a few values that the loop does not touch
+# bytes of shared memory that a block may have: NVIDIA's "Compute Capabilities" table, AMD's CDNA 3 instruction set guide
+SHARED = {
+    "cuda:80": 163 << 10,
+    "cuda:86": 99 << 10,
+    "cuda:90": 227 << 10,
+    "cuda:100": 227 << 10,
+    "hip:gfx942": 64 << 10,
+}
+
+
+class Compiled(NamedTuple):
+    """One configuration as compiled: blocks as `BM=64 BN=32`, spilled and wide in bytes, tensor the instruction or `-`."""
+
+    kernel: str
+    case: str
+    target: str
+    blocks: str
+    warps: int
+    stages: int
+    registers: int
+    spilled: int
+    shared: int
+    tensor: str
+    wide: int
+
+
+def table() -> list[Compiled]:
+    """All rows of compiled.csv, in its order."""
+    kinds = get_type_hints(Compiled).values()
+    with TABLE.open(newline="", encoding="utf-8") as lines:
+        rows = list(csv.reader(lines))[1:]
+    return [Compiled(*(kind(cell) for kind, cell in zip(kinds, row, strict=True))) for row in rows]
+
+
+def blocks(config: Any) -> str:
+    """The blocks of a configuration as the table writes them."""
+    return " ".join(f"{name}={value}" for name, value in sorted(config.kwargs.items()))
+
+
+@cache
+def _by_choice(kernel: str, case: str, target: str) -> dict[tuple[str, int, int], Compiled]:
+    return {
+        (row.blocks, row.warps, row.stages): row
+        for row in table()
+        if (row.kernel, row.case, row.target) == (kernel, case, target)
+    }
+
+
+def nearest(backend: str, arch: int | str) -> str:
+    """The recorded target whose instructions that GPU has: sm_89 and sm_120 multiply as sm_80 does, sm_103 as sm_100."""
+    if backend == "hip":
+        return "hip:gfx942"
+    if 90 <= int(arch) < 100:
+        return "cuda:90"
+    return "cuda:100" if 100 <= int(arch) < 120 else "cuda:80"
+
+
+Arguments = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Clean:
+    """Prunes the choices of a kernel to those that compiled.csv finds clean for `case(arguments)` on the GPU at hand.
+
+    Clean is what spills little, fits the shared memory and has its products on the tensor cores: what asks for more tensor
+    memory than sm_100 has compiles to a kernel that does nothing. `useful(arguments)`, blocks among them, drops choices that
+    the shape does not fill. A case that is not recorded, and operands so much wider than 16 bits that nothing fits, leave the
+    last choice, which needs least shared memory.
+    """
+
+    kernel: str
+    case: Callable[[Arguments], str]
+    useful: Callable[[Arguments], bool] = lambda given: True
+
+    def __call__(self, choices: list[Any], given: Arguments, **others: Any) -> list[Any]:
+        if is_interpreted():
+            return choices
+        given = {**given, **others}
+        driver = triton.runtime.driver.active
+        target = driver.get_current_target()
+        most = driver.utils.get_device_properties(driver.get_current_device())["max_shared_mem"]
+        made = _by_choice(self.kernel, self.case(given), nearest(target.backend, target.arch))
+        wider = max(1, max(x.element_size() for x in given.values() if hasattr(x, "element_size")) // 2)
+
+        def fits(choice: Any) -> bool:
+            row = made.get((blocks(choice), choice.num_warps, choice.num_stages))
+            return bool(row and row.spilled <= SPILL and row.shared * wider <= most and row.tensor != "-")
+
+        return [choice for choice in choices if fits(choice) and self.useful({**given, **choice.kwargs})] or choices[
+            -1:
+        ]
+
+
+def clean(
+    kernel: str, case: Callable[[Arguments], str], useful: Callable[[Arguments], bool] = lambda given: True
+) -> dict[str, Any]:
+    """`prune_configs_by` of a kernel: see `Clean`."""
+    return {"early_config_prune": Clean(kernel, case, useful)}
+
+
 def _warps_for_a_row(choices: list[Any], _arguments: dict[str, Any], BLOCK: int, **_others: Any) -> list[Any]:
-    """Those that give a thread 8 to 64 elements of the row (more take minutes to compile), or the nearest one."""
-    fitting = [choice for choice in choices if 8 <= BLOCK / (32 * choice.num_warps) <= 64]
+    """Those that give a thread 8 to 32 elements of the row (with 64, backward spills), or the nearest one."""
+    fitting = [choice for choice in choices if 8 <= BLOCK / (32 * choice.num_warps) <= 32]
     return fitting or [choices[0] if BLOCK < 256 else choices[-1]]
 
 

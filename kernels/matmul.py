@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import check, configs, names, narrow, widen
+from kernels.launch import check, clean, configs, names, narrow, power_of_2, widen
 
 # dtype of both operands -> dtypes of the product, the first by default
 OUTPUTS: dict[torch.dtype, tuple[torch.dtype, ...]] = {
@@ -19,17 +21,18 @@ OUTPUTS: dict[torch.dtype, tuple[torch.dtype, ...]] = {
 # compute capability from which Triton multiplies the dtype on NVIDIA's tensor cores
 CAPABILITY = {torch.bfloat16: (8, 0), torch.int8: (8, 0), torch.float8_e4m3fn: (8, 9)}
 
-# BM, BN, BK, warps, stages. Shared memory is (stages - 1)·(BM + BN)·BK·itemsize, and from Hopper on one stage more: a
-# consumer card takes the tiles up to 96 KiB.
+# BM, BN, BK, warps, stages; compiled.csv says which of them suit a GPU and a dtype, the last is for what it lacks
 _TILES = (
-    (128, 256, 64, 8, 4),  # 192 KiB in 16 bits: Hopper and Blackwell
+    (128, 256, 64, 8, 4),
     (128, 256, 64, 8, 3),
     (256, 128, 64, 8, 3),
-    (128, 256, 128, 8, 3),  # for 8 bits
+    (128, 256, 128, 8, 3),
+    (256, 128, 128, 8, 3),
     (128, 128, 128, 8, 3),
     (128, 128, 64, 8, 4),
     (128, 128, 64, 4, 3),
     (128, 128, 32, 4, 4),
+    (128, 128, 64, 8, 2),
     (128, 64, 64, 4, 3),
     (64, 128, 64, 4, 3),
     (64, 64, 64, 4, 4),
@@ -40,8 +43,16 @@ _TILES = (
 _CHOICES = [({"BM": bm, "BN": bn, "BK": bk, "GROUP": 8}, warps, stages) for bm, bn, bk, warps, stages in _TILES]
 
 
+def _case(given: dict[str, Any]) -> str:
+    """The operands' dtype; fp16 compiles as bf16 does."""
+    dtype = given["a_ptr"].dtype
+    return names([torch.bfloat16 if dtype == torch.float16 else dtype])
+
+
 @triton.autotune(
-    configs=configs(_CHOICES, {"BM": 16, "BN": 32, "BK": 16, "GROUP": 2}), key=["M", "N", "K", "b_stride_k"]
+    configs=configs(_CHOICES, {"BM": 16, "BN": 32, "BK": 16, "GROUP": 2}),
+    key=["size", "N", "K", "b_stride_k"],
+    prune_configs_by=clean("matmul._matmul", _case),
 )
 @triton.heuristics({"EVEN_K": lambda given: given["K"] % given["BK"] == 0})
 @triton.jit
@@ -54,6 +65,7 @@ def _matmul(  # type: ignore[no-untyped-def]
     K,
     b_stride_k,
     b_stride_n,
+    size,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -116,7 +128,7 @@ def matmul(a_MK: Tensor, b_KN: Tensor, out_dtype: torch.dtype | None = None) -> 
         def grid(config: dict[str, int]) -> tuple[int]:
             return (triton.cdiv(m, config["BM"]) * triton.cdiv(n, config["BN"]),)
 
-        _matmul[grid](a_MK, b_KN, out_MN, m, n, k, b_KN.stride(0), b_KN.stride(1))
+        _matmul[grid](a_MK, b_KN, out_MN, m, n, k, b_KN.stride(0), b_KN.stride(1), power_of_2(m))
     return out_MN
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import triton
@@ -10,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.attention_tiles import dot
-from kernels.launch import LOG2_E, check, configs, is_interpreted, narrow, power_of_2
+from kernels.launch import LOG2_E, check, clean, configs, is_interpreted, narrow, power_of_2
 from kernels.standard_attention import standard_attention
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -20,14 +21,44 @@ _SPLIT = 256  # fewest keys that are worth a program of their own
 _PROGRAMS = 1024  # enough for several on each multiprocessor of a large GPU
 _INTERPRETED_SPLIT = 32  # small, so that small tests cross splits too
 
-# BN keys at a time, warps, stages. A key's address is itself loaded, so each two stages beyond the first put one more
-# tile in flight: at D = 128 in 16 bits 38 KiB of shared memory with 3 stages and 71 with 5 for BN = 64, at latents of
-# 512 + 64 three times that. BN of 16 and 32 fit consumer cards in either.
-_TILES = ((128, 4, 3), (128, 8, 3), (64, 4, 5), (64, 4, 3), (64, 8, 3), (32, 4, 5), (32, 4, 3), (16, 4, 5), (16, 4, 1))
-_CHOICES = [({"BN": bn}, warps, stages) for bn, warps, stages in _TILES]
+# BH heads by BN keys at a time, warps, stages; compiled.csv says which of them suit a GPU and a head, the last is for what
+# it lacks. Many heads that share a key (MLA) want a large BH: each tile of heads reads the keys anew.
+_TILES = (
+    (64, 64, 8, 3),
+    (64, 32, 8, 3),
+    (64, 64, 8, 2),
+    (64, 32, 8, 2),
+    (32, 64, 8, 3),
+    (32, 32, 8, 3),
+    (32, 32, 4, 3),
+    (16, 128, 4, 3),
+    (16, 128, 8, 3),
+    (16, 64, 4, 5),
+    (16, 64, 4, 3),
+    (16, 64, 8, 3),
+    (16, 32, 4, 5),
+    (16, 32, 4, 3),
+    (16, 16, 4, 1),
+)
+_CHOICES = [({"BH": bh, "BN": bn}, warps, stages) for bh, bn, warps, stages in _TILES]
 
 
-@triton.autotune(configs=configs(_CHOICES, {"BN": 16}), key=["GROUP", "D", "DV", "TAIL", "BLOCK"])
+def _case(given: dict[str, Any]) -> str:
+    """The columns of the wider of a key's and a value's block, and of the key's tail."""
+    tail = f"+{given['BTAIL']}" if given["TAIL"] else ""
+    return f"{max(given['BD'], given['BDV'], 64)}{tail}"
+
+
+def _filled(given: dict[str, Any]) -> bool:
+    """Whether the group has heads for more than half of a tile."""
+    return bool(given["BH"] <= power_of_2(given["GROUP"], 16))
+
+
+@triton.autotune(
+    configs=configs(_CHOICES, {"BH": 16, "BN": 16}),
+    key=["GROUP", "D", "DV", "TAIL", "BLOCK"],
+    prune_configs_by=clean("paged_decode._decode", _case, _filled),
+)
 @triton.jit
 def _decode(  # type: ignore[no-untyped-def]
     q_ptr,
@@ -49,8 +80,8 @@ def _decode(  # type: ignore[no-untyped-def]
     BDV: tl.constexpr,
     BTAIL: tl.constexpr,
     GROUP: tl.constexpr,
-    BH: tl.constexpr,
     BLOCK: tl.constexpr,
+    BH: tl.constexpr,
     BN: tl.constexpr,
 ):
     # a key has D + TAIL elements; when it is SHARED (MLA) its first D are the value too, and are read once
@@ -218,15 +249,13 @@ def _launch(
     if not (out.numel() and k_cache.numel() and table.numel()):
         return out.zero_()
     group = h // hkv
-    heads = min(32, power_of_2(group, 16))
-    head_tiles = triton.cdiv(group, heads)
-    splits = _splits(b * hkv * head_tiles, table.shape[1] * block)
+    splits = _splits(b * hkv * triton.cdiv(group, 64), table.shape[1] * block)
     partial = torch.empty((b, h, splits, dv), dtype=torch.float32, device=q.device)
     lse = torch.empty((b, h, splits), dtype=torch.float32, device=q.device)
-    _decode[(b, hkv * head_tiles, splits)](
+    _decode[lambda config: (b, hkv * triton.cdiv(group, config["BH"]), splits)](
         q, k_cache, v_cache, table, lengths, partial, lse, scale, hkv, table.shape[1], blocks,
         D=d, DV=dv, TAIL=tail, SHARED=shared, BD=power_of_2(d, 16), BDV=power_of_2(dv, 16), BTAIL=power_of_2(tail, 16),
-        GROUP=group, BH=heads, BLOCK=block,
+        GROUP=group, BLOCK=block,
     )  # fmt: skip
     _join[(b * h,)](partial, lse, out, splits, DV=dv, BDV=power_of_2(dv), BSPLITS=power_of_2(splits))
     return out
