@@ -253,6 +253,7 @@ FAMILIES = {
     "CwmForCausalLM": Family(dense(Traits(bias_flag="", mlp_bias_flag="mlp_bias", windows=(4, 0))), "cwm"),
     "Emu3ForCausalLM": Family(dense(Traits(mlp_bias_flag="mlp_bias")), "emu3"),
     "Ernie4_5ForCausalLM": Family(dense(Traits(bias_flag="use_bias", mlp_bias_flag="use_bias", tied=True)), "ernie4_5"),
+    "EuroBertForMaskedLM": Family(dense(Traits(mlp_bias_flag="mlp_bias", attention={"causal": False})), "eurobert"),
     "Exaone4ForCausalLM": Family(exaone4, "exaone4"),
     "GlmForCausalLM": Family(dense(Traits(flag_letters="qkv", mlp={"modules": FUSED_MLP})), "glm"),
     "Glm4ForCausalLM": Family(dense(Traits(flag_letters="qkv", mlp={"modules": FUSED_MLP}, norms=SANDWICH)), "glm4"),

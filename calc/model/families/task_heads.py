@@ -13,29 +13,30 @@ from calc.model.spec import ModelSpec
 from calc.model.weights import Part, Weight, dim, linear
 
 # BERT's kin, by their names in lower case: a pooler, and a classifier on it
-_ON_POOLER: Final = frozenset("bert ernie megatronbert rembert rocbert new gte jinabert nomicbert".split())
+_ON_POOLER: Final = frozenset(
+    "albert bert deberta debertav2 ernie layoutlm megatronbert rembert rocbert new gte jinabert nomicbert".split()
+)
 # a dense layer before the classifier instead
 _ON_DENSE: Final = frozenset(
-    "bigbird camembert data2vectext electra roformer roberta robertaprelayernorm xlmroberta xlmrobertaxl xmod".split()
+    "bigbird camembert data2vectext distilbert electra eurobert ibert jinaembeddingsv3 longformer mpnet roformer roberta "
+    "robertaprelayernorm xlmroberta xlmrobertaxl xmod".split()
 )
-_POOLED: Final = (_ON_POOLER | _ON_DENSE) - {
-    "electra",
-    "roformer",
-    "new",
-    "gte",
-    "nomicbert",
-}  # ...Model and ...ForMultipleChoice
+_POOLED: Final = (_ON_POOLER | _ON_DENSE) - frozenset(
+    "deberta debertav2 distilbert electra eurobert roformer new gte nomicbert".split()
+)  # ...Model and ...ForMultipleChoice
 # an encoder and a decoder, or heads of their own: what their other classes build is not their decoder's trunk
 _SEVERAL: Final = frozenset(
-    "bart mbart mvp plbart bigbirdpegasus blenderbot blenderbotsmall marian pegasus whisper trocr t5".split()
+    "bart mbart mvp plbart bigbirdpegasus blenderbot blenderbotsmall marian pegasus whisper trocr".split()
 )
+_KEEP_POOLER: Final = frozenset(("bigbird", "layoutlm"))  # taggers that hold it without using it
+_ONE_TABLE: Final = frozenset("t5 mt5 umt5 longt5".split())
 _REFUSED: Final[Mapping[str, frozenset[str]]] = {
     "ForSequenceClassification": _SEVERAL | {"xlnet", "xlm"},
     "ForTokenClassification": _SEVERAL | {"xlm"},
     "ForQuestionAnswering": _SEVERAL | {"xlnet", "xlm", "bigbird"},
-    "ForMultipleChoice": _SEVERAL | {"xlnet", "xlm", "electra"},
+    "ForMultipleChoice": _SEVERAL | {"xlnet", "xlm", "electra", "deberta", "debertav2", "distilbert"},
     "ForMaskedLM": _SEVERAL | {"new", "gte", "nomicbert"},
-    "Model": _SEVERAL - {"t5"},
+    "Model": _SEVERAL,
 }
 _HEAD_PARTS: Final = ("head_transform", "head_bias", "prediction_head")
 
@@ -89,14 +90,15 @@ def sequence(spec: ModelSpec, fields: Fields, base: str) -> ModelSpec:
 
 def token(spec: ModelSpec, fields: Fields, base: str) -> ModelSpec:
     """...ForTokenClassification: one layer over the classes of each token."""
-    kept = ("prediction_head", *(("pooler",) if base == "bigbird" else ()))
+    kept = ("prediction_head", *(("pooler",) if base in _KEEP_POOLER else ()))
     return trunk(spec, Part("classifier", _linear("classifier", fields, labels(fields), bias=True)), keep=kept)
 
 
 def span(spec: ModelSpec, fields: Fields, base: str) -> ModelSpec:
     """...ForQuestionAnswering: the beginning and the end of an answer."""
     fields.ignore("num_labels")
-    return trunk(spec, Part("answer_span", _linear("qa_outputs", fields, 2, bias=True)), keep=("prediction_head",))
+    kept = ("prediction_head", *(("pooler",) if base in _KEEP_POOLER else ()))
+    return trunk(spec, Part("answer_span", _linear("qa_outputs", fields, 2, bias=True)), keep=kept)
 
 
 def choice(spec: ModelSpec, fields: Fields, base: str) -> ModelSpec:
@@ -109,7 +111,7 @@ def choice(spec: ModelSpec, fields: Fields, base: str) -> ModelSpec:
 
 def model(spec: ModelSpec, fields: Fields, base: str) -> ModelSpec:
     """...Model: the trunk alone; most of BERT's kin end in a pooler."""
-    if spec.tied and base == "t5":  # one table serves encoder, decoder and head
+    if spec.tied and base in _ONE_TABLE:  # it serves encoder, decoder and head
         return spec
     return trunk(spec, *((_pooler(fields),) if base in _POOLED else ()))
 

@@ -1,89 +1,20 @@
-"""Encoder-decoders: T5, and the decoders of BART's kin, which transformers also offers alone."""
+"""BART's kin, whole and as the decoders that transformers also offers alone, Whisper, and OPT and others like such a decoder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from calc.errors import InputError
 from calc.model.families.base import Family
-from calc.model.families.common import LAYER_NORM, assemble, dropouts, position_table, uniform
+from calc.model.families.common import LAYER_NORM, assemble, dropouts, position_table, storage_dtype, uniform
+from calc.model.families.task_heads import labels
 from calc.model.feed_forward import MLP
 from calc.model.fields import MOST_LAYERS, Fields
 from calc.model.mixers import Attention
 from calc.model.spec import Layer, ModelSpec, Stack, Tower
-from calc.model.weights import Norm, Part, Split, Weight, convolution, dim, linear
-
-
-def _t5_attention(fields: Fields, causal: bool, relative: bool = False) -> Attention:
-    """T5's attention: no scaling, no rotation, and in the first layer a learned bias by distance that all layers add."""
-    width, count, size = fields.size("d_model"), fields.size("num_heads"), fields.size("d_kv", "head_dim")
-    buckets = dim("B", fields.size("relative_attention_num_buckets", default=32))
-    extra = (Weight("relative_bias", (buckets, dim("a", count)), Split.NONE),) if relative else ()
-    modules = ("q", "k", "v", "o")
-    return Attention(width, count, count, size, size, modules=modules, causal=causal, rotary=False, extra=extra)
-
-
-def _t5_mlp(fields: Fields) -> MLP:
-    kind = fields.text("feed_forward_proj", default="relu")
-    gated, _, name = kind.rpartition("-")
-    if gated not in ("", "gated"):
-        raise InputError.of("feed_forward_proj", kind, 'it must be an activation, or "gated-" and an activation')
-    if fields.flag("is_gated_act", default=bool(gated)) != bool(gated) if fields.has("is_gated_act") else False:
-        raise InputError.of("is_gated_act", fields.data["is_gated_act"], f"feed_forward_proj is {kind!r}")
-    modules = ("wi_0", "wi_1", "wo") if gated else ("", "wi", "wo")
-    activation = "gelu_new" if kind == "gated-gelu" else name
-    return MLP(fields.size("d_model"), fields.size("d_ff"), bool(gated), False, activation, modules)
-
-
-def _t5_stack(fields: Fields, count: int, decoder: bool) -> Stack:
-    h, feed_forward = dim("h", fields.size("d_model")), _t5_mlp(fields)
-    names = (
-        ("input_norm", "cross_attention_norm", "post_attention_norm")
-        if decoder
-        else ("input_norm", "post_attention_norm")
-    )
-    norms = tuple(Norm(name, h) for name in names)
-    cross = _t5_attention(fields, causal=False) if decoder else None
-    first, rest = (
-        Layer(name, _t5_attention(fields, decoder, name == "first"), feed_forward, norms, cross=cross)
-        for name in ("first", "rest")
-    )
-    return Stack((first, rest), (0,) + (1,) * (count - 1)) if count > 1 else Stack((first,), (0,))
-
-
-def t5(fields: Fields) -> ModelSpec:
-    """T5 and its v1.1: the decoder's layers, with the encoder. transformers 5 always ties the head."""
-    h = dim("h", fields.size("d_model"))
-    layers = fields.size("num_layers", high=MOST_LAYERS)
-    depth = fields.size_or_none("num_decoder_layers", high=MOST_LAYERS) or layers
-    encoder = Tower("encoder", _t5_stack(fields, layers, False), (Part("norms", Norm("final_norm", h).weights),))
-    vocab = fields.size("vocab_size")
-    own_head = fields.data.get("tie_word_embeddings") is False
-    note = (
-        f"the config unties the head, and its checkpoint holds one of {vocab * h.size:,} parameters; transformers 5 ties it",
-    )
-    fields.ignore(
-        "tie_word_embeddings", "relative_attention_max_distance", "output_past", "n_positions", "dense_act_fn"
-    )
-    fields.ignore("is_gated_act", "classifier_dropout", "scale_decoder_outputs", "num_decoder_layers")
-    return ModelSpec(
-        name="",
-        architecture="",
-        hidden_size=h.size,
-        vocab_size=vocab,
-        max_position_embeddings=0,
-        layers=_t5_stack(fields, depth, True),
-        embeddings=(Weight("token", (dim("V", vocab), h), Split.VOCAB, "shared"),),
-        final_norm=Norm("weight", h),
-        head=(),
-        tied=True,
-        source="",
-        towers=(encoder,),
-        dropout=dropouts(fields, attention="dropout_rate", residual="dropout_rate", embedding="dropout_rate"),
-        notes=note if own_head else (),
-    )
+from calc.model.weights import Dim, Norm, Part, Weight, convolution, dim, linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +70,58 @@ def decoder(traits: Traits) -> Callable[[Fields], ModelSpec]:
         )
 
     return read
+
+
+def seq2seq(traits: Traits, end: str = "") -> Callable[[Fields], ModelSpec]:
+    """The reader of the whole of one of BART's kin: its decoder, with the encoder that shares the token table. `end`: "classes" puts a
+    classifier in the place of the head, "span" the beginning and end of an answer, "trunk" nothing."""
+    read_decoder = decoder(traits)
+
+    def read(fields: Fields) -> ModelSpec:
+        spec, h = read_decoder(fields), dim("h", fields.size("d_model"))
+        spec = replace(spec, towers=(_encoder(fields, traits),))
+        fields.ignore(
+            "add_bias_logits",
+            "add_final_layer_norm",
+            "extra_pos_embeddings",
+            "save_step",
+            "force_bos_token_to_be_generated",
+        )
+        if not end:
+            return spec
+        other = {
+            "classes": (*linear("dense", "dense", h, h, bias=True), *_outputs(labels(fields), h)),
+            "span": _outputs(2, h),
+            "trunk": (),
+        }[end]
+        parts = (Part("classifier", other),) if other else ()
+        return replace(spec, head=(), tied=False, has_head=False, other=(*spec.other, *parts))
+
+    return read
+
+
+def _outputs(count: int, h: Dim) -> tuple[Weight, ...]:
+    return linear("output", "out_proj", dim("C", count), h, bias=True)
+
+
+def _encoder(fields: Fields, traits: Traits) -> Tower:
+    """The encoder's layers, with its own table of positions and its norms."""
+    width, heads = fields.size("d_model"), fields.size("encoder_attention_heads")
+    fields.divides("encoder_attention_heads", heads, "d_model", width)
+    h, size = dim("h", width), width // heads
+    modules = ("q_proj", "k_proj", "v_proj", "out_proj")
+    mixer = Attention(width, heads, heads, size, size, traits.bias, modules, causal=False, rotary=False)
+    activation = fields.text("activation_function", default="gelu")
+    forward = MLP(width, fields.size("encoder_ffn_dim"), False, True, activation, ("", "fc1", "fc2"))
+    names = ("attention_norm", "output_norm")
+    layer = Layer("layer", mixer, forward, tuple(Norm(name, h, **LAYER_NORM) for name in names))
+    tables: tuple[Weight, ...] = () if traits.offset is None else (position_table(fields, extra=traits.offset),)
+    if traits.embedding_norm:
+        tables += Norm("norm", h, **LAYER_NORM).weights
+    parts = (Part("embedding", tables),) if tables else ()
+    if traits.final_norm:
+        parts += (Part("norms", Norm("final_norm", h, **LAYER_NORM).weights),)
+    return Tower("encoder", Stack((layer,), (0,) * fields.size("encoder_layers", high=MOST_LAYERS)), parts)
 
 
 def _check(fields: Fields) -> None:
@@ -238,9 +221,13 @@ def biogpt(fields: Fields) -> ModelSpec:
 
 
 def whisper(fields: Fields) -> ModelSpec:
-    """Whisper (arXiv 2212.04356): the decoder's layers, with the encoder of sound next to them: two convolutions over the mel bins,
-    fixed positions, and pre-norm layers."""
+    """Whisper (arXiv 2212.04356): the decoder's layers, with the encoder of sound next to them."""
     spec = decoder(_WHISPER)(fields)
+    return replace(spec, towers=(_whisper_tower(fields),))
+
+
+def _whisper_tower(fields: Fields) -> Tower:
+    """The encoder of sound: two convolutions over the mel bins, fixed positions, and pre-norm layers."""
     width, heads = fields.size("d_model"), fields.size("encoder_attention_heads")
     fields.divides("encoder_attention_heads", heads, "d_model", width)
     h, size, kernel = dim("h", width), width // heads, dim("k", 3)
@@ -262,24 +249,76 @@ def whisper(fields: Fields) -> ModelSpec:
         "median_filter_width", "use_weighted_layer_sum", "classifier_proj_size", "apply_spec_augment", "alignment_heads"
     )
     fields.ignore(*(key for key in fields.data if key.startswith("mask_")))
-    return replace(spec, towers=(Tower("encoder", Stack((layer,), (0,) * depth), parts),))
+    return Tower("encoder", Stack((layer,), (0,) * depth), parts)
+
+
+def whisper_encoder(fields: Fields) -> ModelSpec:
+    """The encoder of sound alone, with a projection and a layer over the classes: it has no vocabulary."""
+    tower, h = _whisper_tower(fields), dim("h", fields.size("d_model"))
+    middle = dim("h_c", fields.size("classifier_proj_size", default=256))
+    weighted = fields.data.get("use_weighted_layer_sum") is True
+    sums = (Weight("layer_weights", (dim("L_1", len(tower.stack) + 1),)),) if weighted else ()
+    weights = (
+        *linear("projector", "projector", middle, h, bias=True),
+        *linear("output", "classifier", dim("C", labels(fields)), middle, bias=True),
+        *sums,
+    )
+    fields.ignore(*fields.data)  # the decoder's, which this class does not build
+    return ModelSpec(
+        name="",
+        architecture="",
+        hidden_size=h.size,
+        vocab_size=0,
+        max_position_embeddings=0,
+        layers=tower.stack,
+        embeddings=(),
+        final_norm=None,
+        head=(),
+        tied=False,
+        source="",
+        has_head=False,
+        other=(*tower.parts, Part("classifier", weights)),
+        dtype=storage_dtype(fields),
+    )
 
 
 _WHISPER = Traits(embedding_norm=False, final_norm=True, bias="qvo", positions="max_target_positions")
 
+_KIN = {
+    # class, transformers' module, its decoder's traits
+    "Bart": ("bart", Traits(offset=2)),
+    "MBart": ("mbart", Traits(offset=2, final_norm=True)),
+    "Mvp": ("mvp", Traits(offset=2)),
+    "PLBart": ("plbart", Traits(offset=2)),
+    "Blenderbot": ("blenderbot", Traits(embedding_norm=False, final_norm=True)),
+    "BlenderbotSmall": ("blenderbot_small", Traits()),
+    "Marian": ("marian", Traits(embedding_norm=False)),
+    "Pegasus": ("pegasus", Traits(embedding_norm=False, final_norm=True)),
+    "BigBirdPegasus": ("bigbird_pegasus", Traits(bias="", never_tied=True)),
+    "M2M100": ("m2m_100", Traits(offset=None, embedding_norm=False, final_norm=True)),
+}
+_CLASSIFIED = ("Bart", "MBart", "Mvp", "PLBart")  # transformers has ...ForSequenceClassification of these
+
+
+def _kin() -> Iterator[tuple[str, Family]]:
+    """All classes of BART's kin."""
+    for name, (module, traits) in _KIN.items():
+        whole = "MarianMTModel" if name == "Marian" else f"{name}ForConditionalGeneration"
+        yield whole, Family(seq2seq(replace(traits, never_tied=False)), module)
+        yield f"{name}Model", Family(seq2seq(traits, "trunk"), module)
+        if name != "M2M100":  # its decoder is offered with the encoder alone
+            yield f"{name}ForCausalLM", Family(decoder(traits), module)
+        if name in _CLASSIFIED:
+            yield f"{name}ForSequenceClassification", Family(seq2seq(traits, "classes"), module)
+            yield f"{name}ForQuestionAnswering", Family(seq2seq(traits, "span"), module)
+
+
 FAMILIES = {
-    "T5ForConditionalGeneration": Family(t5, "t5"),
-    "BartForCausalLM": Family(decoder(Traits(offset=2)), "bart"),
-    "MBartForCausalLM": Family(decoder(Traits(offset=2, final_norm=True)), "mbart"),
-    "MvpForCausalLM": Family(decoder(Traits(offset=2)), "mvp"),
-    "PLBartForCausalLM": Family(decoder(Traits(offset=2)), "plbart"),
-    "BlenderbotForCausalLM": Family(decoder(Traits(embedding_norm=False, final_norm=True)), "blenderbot"),
-    "BlenderbotSmallForCausalLM": Family(decoder(Traits()), "blenderbot_small"),
-    "MarianForCausalLM": Family(decoder(Traits(embedding_norm=False)), "marian"),
-    "PegasusForCausalLM": Family(decoder(Traits(embedding_norm=False, final_norm=True)), "pegasus"),
-    "BigBirdPegasusForCausalLM": Family(decoder(Traits(bias="", never_tied=True)), "bigbird_pegasus"),
+    **dict(_kin()),
     "WhisperForCausalLM": Family(decoder(_WHISPER), "whisper"),
     "WhisperForConditionalGeneration": Family(whisper, "whisper"),
+    "WhisperModel": Family(lambda fields: replace(whisper(fields), tied=False, has_head=False), "whisper"),
+    "WhisperForAudioClassification": Family(whisper_encoder, "whisper"),
     "TrOCRForCausalLM": Family(decoder(Traits(offset=2)), "trocr"),
     "OPTForCausalLM": Family(opt, "opt"),
     "XGLMForCausalLM": Family(xglm, "xglm"),
