@@ -73,7 +73,7 @@ def test_an_unknown_wrapper_is_its_text_model_with_a_note(section):
 
 
 @pytest.mark.parametrize(
-    "name", ["BartForTokenClassification", "T5ForMultipleChoice", "XLNetForQuestionAnswering", "NoSuchModel"]
+    "name", ["BartForTokenClassification", "BertForNextSentence", "XLNetForQuestionAnswering", "NoSuchModel"]
 )
 def test_a_class_whose_trunk_is_another_is_refused_by_name(name):
     with pytest.raises(InputError, match=name):
