@@ -118,7 +118,7 @@ def _encoder(fields: Fields, traits: Traits) -> Tower:
     tables: tuple[Weight, ...] = () if traits.offset is None else (position_table(fields, extra=traits.offset),)
     if traits.embedding_norm:
         tables += Norm("norm", h, **LAYER_NORM).weights
-    parts = (Part("embedding", tables),) if tables else ()
+    parts: tuple[Part, ...] = (Part("embedding", tables),) if tables else ()
     if traits.final_norm:
         parts += (Part("norms", Norm("final_norm", h, **LAYER_NORM).weights),)
     return Tower("encoder", Stack((layer,), (0,) * fields.size("encoder_layers", high=MOST_LAYERS)), parts)
