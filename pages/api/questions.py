@@ -31,7 +31,11 @@ def by_parameters(name: str, given: Mapping[str, list[str]]) -> str:
     """
     if name in LISTS:
         return _list(name, given)
-    from pages.ui.fields import fields_of  # Streamlit's side: a body does without
+    from pages.ui.fields import Field, fields_of  # Streamlit's side: a body does without
+
+    def read(field: Field, text: str) -> Any:
+        switched = {"true": True, "false": False} if field.is_switch else {}
+        return switched[text] if text in switched else field.read(text)
 
     command = COMMANDS[name]
     if "v" in given:
@@ -40,7 +44,7 @@ def by_parameters(name: str, given: Mapping[str, list[str]]) -> str:
     model = texts.pop("model", None)
     gpu: dict[str, Any] = {key: texts.pop(key) for key in GPU_FIELDS if key in texts}
     fields = fields_of(command.plan)
-    plan = {key: fields[key].read(text) if key in fields else text for key, text in texts.items()}
+    plan = {key: read(fields[key], text) if key in fields else text for key, text in texts.items()}
     return _answer(command, model, plan, gpu)
 
 

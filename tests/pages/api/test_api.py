@@ -91,6 +91,17 @@ def test_a_page_s_link_means_what_the_page_shows(client):
     assert shown == json.loads(printed("train", {"model": "llama-2-7b", "gpu": H100, "plan": plan}))
 
 
+@pytest.mark.parametrize(("text", "value"), [("on", True), ("true", True), ("off", False), ("false", False)])
+def test_a_switch_that_may_be_left_out_is_read_from_an_address(client, text, value):
+    body = {
+        "model": "llama-2-7b",
+        "gpu": H100,
+        "plan": {"tp": 2, "sequence_parallel": value, "recipe": "megatron-bf16"},
+    }
+    address = f"/api/train?model=llama-2-7b&gpu={H100}&tp=2&recipe=megatron-bf16&sequence_parallel={text}"
+    assert client.get(address).text == printed("train", body)
+
+
 def test_a_config_in_the_body_is_counted(client):
     answer = client.post("/api/params", json={"model": load_config("llama-2-7b")})
     assert answer.json()["total"] == 6_738_415_616
