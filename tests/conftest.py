@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -9,6 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.recorded.recording import MODES, settings, shuffled
+
+# Kernels run in Triton's interpreter on the CPU, and on a GPU where there is one. That is chosen when triton is first imported, which
+# any test's imports may do, hence before torch can be asked whether it sees a GPU.
+_GPU_NODES = ("/dev/nvidiactl", "/dev/kfd")
+if not any(Path(node).exists() for node in _GPU_NODES):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 _IMPORTS_TORCH = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.torch", re.MULTILINE)
 

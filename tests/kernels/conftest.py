@@ -1,15 +1,8 @@
-"""Kernels run in Triton's interpreter on the CPU, and on a GPU where there is one (TRITON_INTERPRET=1 keeps to the CPU)."""
+"""Where kernels run, as tests/conftest.py has chosen: Triton's interpreter on the CPU, or a GPU (TRITON_INTERPRET=1 keeps to the CPU)."""
 
-import os
 from functools import cache
-from pathlib import Path
 
 import pytest
-
-# The interpreter must be chosen before triton is imported, hence before torch can be asked whether it sees a GPU.
-_GPU_NODES = ("/dev/nvidiactl", "/dev/kfd")
-if not any(Path(node).exists() for node in _GPU_NODES):
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_generate_tests(metafunc):

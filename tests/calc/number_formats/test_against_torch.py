@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from bitsandbytes import functional
 
 from calc.number_formats import example, number_format, quantize
 
@@ -32,6 +31,7 @@ def test_casts_equal_torch(name, kind):
 
 @pytest.mark.parametrize("name", ["nf4", "fp4"])
 def test_four_bit_tables_equal_bitsandbytes(name):
+    functional = pytest.importorskip("bitsandbytes.functional")
     levels = functional.get_4bit_type(name, device="cpu")
     assert number_format(name).levels == pytest.approx(sorted(set(levels.tolist())), rel=1e-6)
     values = torch.from_numpy(example())
@@ -42,6 +42,7 @@ def test_four_bit_tables_equal_bitsandbytes(name):
 
 
 def test_int8_rows_equal_bitsandbytes():
+    functional = pytest.importorskip("bitsandbytes.functional")
     values = torch.from_numpy(example()).half()
     whole, scales, _ = functional.int8_vectorwise_quant(values)
     expected = whole.float() * scales[:, None] / 127
