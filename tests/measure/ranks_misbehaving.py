@@ -37,8 +37,17 @@ def hang(order):
     time.sleep(1000)
 
 
+def all_have_said(order):
+    """Wait until both ranks' rows are sent: torchrun ends a rank that is slower than one that fails."""
+    folder = Path(order.store).parent
+    (folder / f"said.{RANK}").touch()
+    while len(list(folder.glob("said.*"))) < 2:
+        time.sleep(0.02)
+
+
 def killed(order):
     yield row("before", 1)
+    all_have_said(order)
     if RANK == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(1000)
@@ -46,6 +55,7 @@ def killed(order):
 
 def raises(order):
     yield row("before", 1)
+    all_have_said(order)
     if RANK == 1:
         raise RuntimeError("the first line\nthe second")
     time.sleep(1000)
