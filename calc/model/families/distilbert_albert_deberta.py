@@ -56,9 +56,15 @@ def _layer(fields: Fields, mixer: Attention) -> Layer:
 
 
 def _encoder(
-    fields: Fields, layers: Stack, tables: tuple[Weight, ...], other: tuple[Part, ...] = (), width: Dim | None = None
+    fields: Fields,
+    layers: Stack,
+    tables: tuple[Weight, ...],
+    other: tuple[Part, ...] = (),
+    width: Dim | None = None,
+    normed: Dim | None = None,
 ) -> ModelSpec:
-    """The encoder around its layers, with a language-model head: a dense layer and a norm before the tied table of `width`."""
+    """The encoder around its layers, with a language-model head: a dense layer and a norm before the tied table of `width`. The norm of
+    the embedding is over `normed`: of `width` where it comes before the projection to the hidden size."""
     h = dim("h", hidden(fields))
     narrow = width or h
     dense = linear("dense", "dense", narrow, h, bias=True)
@@ -68,7 +74,7 @@ def _encoder(
         fields,
         layers,
         tied=True,
-        embeddings=(*tables, *Norm("norm", narrow, **LAYER_NORM).weights),
+        embeddings=(*tables, *Norm("norm", normed or narrow, **LAYER_NORM).weights),
         no_final_norm=True,
         head_bias=True,
         token=narrow,
@@ -140,7 +146,7 @@ def deberta(version: int) -> Callable[[Fields], ModelSpec]:
             other += (_convolution(fields, h, kernel),)
         fields.ignore("legacy", "pooler_dropout", "pooler_hidden_act", "pooler_hidden_size", "max_relative_positions")
         fields.ignore("conv_act", "attention_head_size", "pooling", "conv_groups", "hidden_act", "padding_idx")
-        return _encoder(fields, uniform(fields, _layer(fields, mixer)), tables, other, width)
+        return _encoder(fields, uniform(fields, _layer(fields, mixer)), tables, other, width, h)
 
     return read
 

@@ -125,3 +125,22 @@ def test_molmos_text_model_is_counted_and_says_so():
     spec = from_config({**config, "tie_word_embeddings": False})
     assert parameters(spec).total == 7_615_616_512 + 128 * 3584
     assert "vision" in spec.notes[0]
+
+
+def test_debertas_embedding_is_normed_over_the_hidden_size_where_it_is_narrower():
+    """DebertaV2Model of transformers 5.24 on the meta device has 357,888 parameters with these sizes."""
+    config = {
+        "vocab_size": 1000,
+        "hidden_size": 128,
+        "embedding_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    config |= {
+        "intermediate_size": 256,
+        "max_position_embeddings": 64,
+        "type_vocab_size": 0,
+        "relative_attention": True,
+    }
+    config |= {"architectures": ["DebertaV2Model"], "model_type": "deberta-v2"}
+    assert parameters(from_config(config)).total == 357_888
