@@ -91,8 +91,9 @@ def fills(setting):
 
 
 def gated(setting):
-    """Two rows; between them it waits for a file named `go` in the folder of results."""
+    """Two rows; between them it says that the first was sent, and waits for a file named `go` in the folder of results."""
     yield row(1)
+    setting.tell(0.5, "one row sent")
     while not Path(os.environ["PLUMBLINE_DATA"], "go").exists():
         time.sleep(0.05)
     yield row(2)
