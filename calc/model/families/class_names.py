@@ -37,7 +37,27 @@ _SPELLINGS: Final = {
     "minimaxm3sparseforcausallm": "MiniMaxM3ForCausalLM",
     "kimik2forcausallm": "DeepseekV3ForCausalLM",
     "gemma3textmodel": "Gemma3ForCausalLM",
+    "t5withlmheadmodel": "T5ForConditionalGeneration",
+    "ntkscaledllamaforcausallm": "LlamaForCausalLM",
+    "longllamaforcausallm": "LlamaForCausalLM",
+    "exaoneforcausallm": "LlamaForCausalLM",
+    "solarforcausallm": "LlamaForCausalLM",
+    "skyworkforcausallm": "LlamaForCausalLM",
+    "decicoderforcausallm": "LlamaForCausalLM",
+    "fairseq2llamaforcausallm": "LlamaForCausalLM",
+    "mobilellamaforcausallm": "LlamaForCausalLM",
+    "minicpm4forcausallm": "MiniCPMForCausalLM",
+    "gpt2lmheadcustommodel": "GPTBigCodeForCausalLM",
+    "telechatforcausallm": "TelechatForCausalLM",
+    "bertspladesparseembeddingmodel": "BertForMaskedLM",
+    "gritlm": "MistralForCausalLM",
+    "dreammodel": "Qwen2ForCausalLM",
+    "gtenewmodel": "NewModel",
+    "mimov2proforcausallm": "MiMoV2FlashForCausalLM",
+    "step3p7flashforcausallm": "Step3p5ForCausalLM",
 }
+_DRAFTS: Final = ("eagle", "medusa", "mtp", "speculator")
+_BACKENDS: Final = ("tf", "flax")  # a class of the same tensors for another framework
 # model types of text sections that are no class of their own
 _TEXT_TYPES: Final = {
     "qwen2_vl_text": "Qwen2ForCausalLM",
@@ -47,6 +67,8 @@ _TEXT_TYPES: Final = {
     "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
     "qwen3_omni_moe_text": "Qwen3MoeForCausalLM",
     "kimi_k2": "DeepseekV3ForCausalLM",
+    "step3p5": "Step3p5ForCausalLM",
+    "step3p7": "Step3p5ForCausalLM",
     "internlm2": "InternLM2ForCausalLM",
 }
 # classes of checkpoints' own code that hold a text model's fields at the top, folded -> (text class, what is left out)
@@ -132,14 +154,19 @@ def class_of_type(model_type: Any) -> str:
 
 
 def _same(name: str) -> str:
-    return _SPELLINGS.get(name) or _folded_names().get(name, "")
+    """The class that a folded name is another name of; "" where it is none."""
+    known = _SPELLINGS.get(name) or _folded_names().get(name, "")
+    plain = next((name.removeprefix(start) for start in _BACKENDS if name.startswith(start)), "")
+    return known or _folded_names().get(plain, "")
 
 
 def reading(config: Mapping[str, Any]) -> Reading:
     """The family of a config. InputError where neither its class, nor its trunk, nor its text model is understood."""
     name = _class_of(config)
+    if name in ("XLMRobertaModel", "XLMRobertaLoRA") and config.get("position_embedding_type") == "rotary":
+        name = "JinaEmbeddingsV3Model"  # whose checkpoint bears its parent's name
     if name in FAMILIES:
-        return Reading(name, name, FAMILIES[name], config)
+        return Reading(name, name, FAMILIES[name], config, notes=_left_out(name, config))
     own = folded(name)
     known = _same(own)
     if known:
@@ -148,6 +175,14 @@ def reading(config: Mapping[str, Any]) -> Reading:
         family = _headed(FAMILIES[known], change, own) if change else FAMILIES[known]
         return Reading(name, known, family, config, (told,), own_head=change is not None)
     return _with_head(name, config) or _wrapped(name, config) or _by_type(name, config)
+
+
+def _left_out(name: str, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The remark that an encoder in the config of a text class (Qwen-VL's `visual`) is not counted."""
+    left = [key for key in ("visual", "vision_config", "audio_config") if isinstance(config.get(key), dict)]
+    if not left or not name.endswith(CAUSAL) or any(isinstance(config.get(key), dict) for key in _SECTIONS):
+        return ()
+    return (f"counted is the text model alone, and {', '.join(left)} not",)
 
 
 def _class_of(config: Mapping[str, Any]) -> str:
@@ -204,7 +239,7 @@ def _wrapped(name: str, config: Mapping[str, Any]) -> Reading | None:
                 key for key in (*_TOWERS, *(config.get(section) or {})) if key in _TOWERS and _has(config, section, key)
             ]
             what = ", ".join(dict.fromkeys(left)) or "its encoders and projectors"
-            return _text_reading(name, known, _text_data(config, inner), what)
+            return _text_reading(name, known, _text_data(config, inner, section), what)
     return None
 
 
@@ -222,12 +257,18 @@ def _text_class(inner: Mapping[str, Any]) -> str:
     return class_of_type(inner.get("model_type"))
 
 
-def _text_data(config: Mapping[str, Any], inner: Mapping[str, Any]) -> dict[str, Any]:
-    """The section, with what the wrapper says of its text at the top."""
+def _text_data(config: Mapping[str, Any], inner: Mapping[str, Any], section: str) -> dict[str, Any]:
+    """The section, with what the wrapper says of its text at the top. Wrappers of transformers, whose section is `text_config`, tie the
+    head by their own field; those of checkpoints' code leave it to the text model."""
     outer = {
         key: config[key] for key in ("torch_dtype", "dtype", "quantization_config", "quantization") if config.get(key)
     }
-    return {**outer, **inner}
+    tied = config.get("tie_word_embeddings")
+    return {
+        **outer,
+        **inner,
+        **({"tie_word_embeddings": tied} if section == "text_config" and tied is not None else {}),
+    }
 
 
 def _text_reading(name: str, known: str, data: Mapping[str, Any], left: str) -> Reading:
@@ -235,10 +276,17 @@ def _text_reading(name: str, known: str, data: Mapping[str, Any], left: str) -> 
     return Reading(name, known, FAMILIES[known], data, notes=(note,))
 
 
+def _is_refused(name: str) -> bool:
+    """Whether the name is a head whose trunk is another than its sibling's, or a draft model's head (EAGLE, Medusa, MTP)."""
+    own = folded(name)
+    ends = [end for end in HEADS if own.endswith(folded(end))]
+    return any(refused(end, own[: -len(end)]) for end in ends) or any(sign in own for sign in _DRAFTS)
+
+
 def _by_type(name: str, config: Mapping[str, Any]) -> Reading:
-    """The causal class of the model_type, for a class of another name that also generates text."""
+    """The causal class of the model_type, for a class of another name whose ending is no known head."""
     known = class_of_type(config.get("model_type"))
-    if not known or not name.endswith(CAUSAL):
+    if not known or _is_refused(name) or (name.endswith(tuple(HEADS)) and not name.endswith(CAUSAL)):
         raise InputError(
             f"architectures: {name!r} is not understood (python -m calc models lists what is); "
             "python -m measure trace counts any class that the installed transformers knows",
@@ -247,7 +295,8 @@ def _by_type(name: str, config: Mapping[str, Any]) -> Reading:
     told = (
         f"architectures = {known} ({name} is not understood; it is what model_type {config['model_type']!r} stands for)"
     )
-    return Reading(name, known, FAMILIES[known], config, (told,))
+    note = f"{name} is not understood: counted is {known}, and a head or an encoder of its own is not"
+    return Reading(name, known, FAMILIES[known], config, (told,), () if name.endswith(CAUSAL) else (note,))
 
 
 def fallback(config: Mapping[str, Any], tried: Reading, error: InputError) -> Reading:

@@ -35,7 +35,7 @@ def _refuse(fields: Fields, what: str, *keys: str) -> None:
 
 def qwen(fields: Fields) -> ModelSpec:
     """Qwen 1: biases on query, key and value; `intermediate_size` counts gate and up together."""
-    _refuse(fields, "Qwen 1", "visual")
+    fields.ignore("visual")  # an encoder of pictures; what is left out is said where the class is chosen
     both = fields.size("intermediate_size", "ffn_hidden_size")
     if both % 2:
         raise InputError.of("intermediate_size", both, "it counts gate and up together, so it must be even")

@@ -35,7 +35,7 @@ _REFUSED: Final[Mapping[str, frozenset[str]]] = {
     "ForTokenClassification": _SEVERAL | {"xlm"},
     "ForQuestionAnswering": _SEVERAL | {"xlnet", "xlm", "bigbird"},
     "ForMultipleChoice": _SEVERAL | {"xlnet", "xlm", "electra", "deberta", "debertav2", "distilbert"},
-    "ForMaskedLM": _SEVERAL | {"new", "gte", "nomicbert"},
+    "ForMaskedLM": _SEVERAL,
     "Model": _SEVERAL,
 }
 _HEAD_PARTS: Final = ("head_transform", "head_bias", "prediction_head")

@@ -102,13 +102,19 @@ def test_the_rest_of_chatglms_hub_total_is_its_rotary_frequencies(name):
     [
         ("glm-4-9b-chat", {"vision_config": {"hidden_size": 1792}}),  # GLM-4V has the same class's name
         ("chatglm3-6b", {"pre_seq_len": 128}),
-        ("qwen-7b", {"visual": {"width": 1664}}),  # Qwen-VL too
         ("qwen-7b", {"kv_channels": 64}),
     ],
 )
 def test_a_field_that_adds_weights_of_another_kind_is_refused(name, change):
     with pytest.raises(InputError, match=next(iter(change))):
         from_config(load_config(name) | change)
+
+
+def test_the_encoder_of_qwen_vl_is_left_out_and_said():
+    config = load_config("qwen-7b")
+    spec = from_config(config | {"visual": {"width": 1664}})
+    assert parameters(spec).total == parameters(from_config(config)).total
+    assert any("visual" in note for note in spec.notes)
 
 
 def test_only_the_larger_baichuan_models_bias_their_scores_and_say_so():

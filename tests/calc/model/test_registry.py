@@ -34,8 +34,9 @@ def verdict(name: str, config: dict[str, object], counted: int) -> str:
         ours = parameters(spec).total
     except InputError:
         return "refused"
-    if any(note.startswith(f"{name} is not understood: counted is its text model") for note in spec.notes):
-        return "wrong" if kind_of(name) == "causal" and ours > counted else "text alone"
+    if any(note.startswith(f"{name} is not understood: counted is ") for note in spec.notes):
+        # a trunk alone has no head, which its text model has
+        return "wrong" if kind_of(name) != "other head" and ours > counted else "text alone"
     return "exact" if ours + UNUSED.get(name, 0) == counted else "wrong"
 
 
