@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from calc.communication.plan import CommunicationPlan
+from calc.communication.plan import CommunicationPlan, ContextExchange
 from calc.communication.topology import Group
 from calc.kernel_times.times import Collective as Kind
 from calc.kernel_times.work import collective_bytes
 from calc.model.feed_forward import MoE
-from calc.model.mixers import Attention
+from calc.model.mixers import Recurrence
 from calc.model.spec import Layer, ModelSpec
 from calc.training.pipeline_stages import Stage
 from calc.training.states.recipes import RECIPES
@@ -220,28 +220,64 @@ def _tensor_parallel(
         yield Collective(f"{name}, {kind}", kind, groups.tensor, size, calls * blocks * times)  # type: ignore[arg-type]
 
 
+class Exchange(NamedTuple):
+    """A collective of context parallelism that one layer runs `calls` times; `bytes` as those of a `Collective`."""
+
+    name: str
+    kind: Kind
+    bytes: int
+    calls: int
+
+
+def context_exchanges(
+    how: ContextExchange, program: str, cp: int, *, kv: int, heads: int, width: int
+) -> tuple[tuple[Exchange, ...], tuple[Exchange, ...]]:
+    """What one layer exchanges forward and backward. `kv`: bytes of a rank's own keys and values, `heads` of its queries and outputs,
+    `width` of an element.
+
+    A ring passes keys and values on to every other rank, backward once more and their gradients with them: Transformer Engine's in
+    16 bits, cp - 1 times (context_parallel.py, AttnFuncWithCPAndKVP2P); PyTorch's in fp32, cp times
+    (torch.distributed.tensor.experimental), which torchtitan keeps where it gathers. Transformer Engine gathers again in the backward and
+    scatters the gradients; DTensor keeps what was gathered (Llama 3, arXiv 2407.21783). Ulysses (arXiv 2309.14509) exchanges heads.
+    """
+    if how == "all-to-all":
+        both = (Exchange("heads", "all_to_all", kv + heads, 1),)
+        return both, both
+    ring = how == "ring"
+    ahead = Exchange("keys and values", *(("send", kv, cp - 1) if ring else ("all_gather", kv * cp, 1)))
+    scattered = Exchange("their gradients", "reduce_scatter", kv * cp, 1)
+    if program == "fused":
+        return (ahead,), (ahead, Exchange("their gradients", "send", kv, cp - 1) if ring else scattered)
+    if ring or program == "torchtitan":
+        return (ahead,), (ahead, Exchange("their gradients", "send", kv * 4 // width, cp))
+    return (ahead,), (scattered,)
+
+
 def _context_parallel(plan: CommunicationPlan, layer: Layer, groups: Groups, calls: int) -> Iterator[Collective]:
-    """Keys and values of every softmax attention; a ring passes them on, and their gradients with them in the backward."""
-    forwards = 2 if plan.recompute == "full" else 1
-    tokens, width, cp = plan.sequences * (plan.seq // plan.cp), RECIPES[plan.recipe].compute, plan.cp
+    """Keys and values of every softmax attention, and their gradients; what is sent on from rank to rank hides behind attention."""
+    tokens, width = plan.sequences * (plan.seq // plan.cp), RECIPES[plan.recipe].compute
+    far = groups.context._replace(
+        stride=plan.tp * (plan.cp - 1)
+    )  # from the last rank to the first, which the others wait for
     for mixer in layer.mixers:
-        if not isinstance(mixer, Attention):
+        if isinstance(mixer, Recurrence):
             continue
-        kv_heads = max(1, mixer.num_key_value_heads // plan.tp)
-        heads = max(1, mixer.num_attention_heads // plan.tp)
-        kv = tokens * kv_heads * (mixer.head_dim + mixer.v_head_dim) * width
-        name = f"{layer.kind}/keys and values"
-        if plan.context_exchange == "ring":
-            yield Collective(f"{name}, forward", "send", groups.context, kv, calls * forwards * (cp - 1), "forward")
-            yield Collective(f"{name}, backward", "send", groups.context, kv, calls * (cp - 1), "backward")
-            sums = kv * 4 // width  # in fp32, once more round to their owner (torch.distributed.tensor.experimental)
-            yield Collective(f"{layer.kind}/their gradients", "send", groups.context, sums, calls * cp, "backward")
-        elif plan.context_exchange == "all-gather":
-            yield Collective(f"{name}, forward", "all_gather", groups.context, kv * cp, calls * forwards)
-            yield Collective(f"{name}, backward", "reduce_scatter", groups.context, kv * cp, calls)
-        else:
-            whole = kv + tokens * heads * (mixer.head_dim + mixer.v_head_dim) * width  # queries and outputs too
-            yield Collective(f"{layer.kind}/heads", "all_to_all", groups.context, whole, calls * (forwards + 1))
+        wide = mixer.head_dim + getattr(mixer, "v_head_dim", mixer.head_dim)
+        kv, heads = (
+            tokens * max(1, count // plan.tp) * wide * width
+            for count in (mixer.num_key_value_heads, mixer.num_attention_heads)
+        )
+        ahead, back = context_exchanges(
+            plan.context_exchange, plan.implementation, plan.cp, kv=kv, heads=heads, width=width
+        )
+        again = ahead if plan.recompute == "full" else ()
+        for phase, found in (("forward", ahead), ("recomputed", again), ("backward", back)):
+            for one in found:
+                overlap: Overlap = "nothing" if one.kind != "send" else "forward" if phase == "forward" else "backward"
+                group = far if one.kind == "send" else groups.context
+                yield Collective(
+                    f"{layer.kind}/{one.name}, {phase}", one.kind, group, one.bytes, calls * one.calls, overlap
+                )
 
 
 def _ends(spec: ModelSpec, plan: CommunicationPlan, stage: Stage, groups: Groups) -> Iterator[Collective]:

@@ -7,24 +7,28 @@ from typing import Final
 
 from calc.hardware import Gpu
 from calc.kernel_times import KernelTimes
+from calc.step_time.machine import slower_clocks
 from calc.step_time.operations import Core
-from calc.step_time.plan import TimePlan
+from calc.step_time.plan import AttentionKernel, TimePlan
 
 # Rate over the tables' (FlashAttention-3 on Hopper, FlashAttention-2 on Ampere, the engines' own on Blackwell), by the first figure of
 # the compute capability. Hopper, head size 128, 16k tokens: FlashAttention-3 648, cuDNN 595, FlashAttention-2 370 TFLOP/s
-# (FlashAttention-3, arXiv 2407.08608, figure 5). FlashAttention-1 has half of FlashAttention-2's rate (arXiv 2307.08691, abstract:
-# "around 2x"), its Triton kernel 1/1.8, the geometric middle of 1.3 to 2.5 (the same, section 4: FlashAttention-2 is 1.7 to 3.0 times as
-# fast as FlashAttention and 1.3 to 2.5 times as fast as FlashAttention in Triton).
+# (FlashAttention-3, arXiv 2407.08608, figure 5).
 _RATE: Final[Mapping[tuple[str, str], float]] = {
     ("9", "flash-3"): 1.0,
     ("9", "cudnn"): 595 / 648,
     ("9", "flash-2"): 370 / 648,
-    ("9", "flash-1"): 370 / 648 / 2,
-    ("9", "flash-triton"): 370 / 648 / 1.8,
     ("8", "flash-2"): 1.0,
     ("8", "cudnn"): 1.0,
-    ("8", "flash-1"): 1 / 2,
-    ("8", "flash-triton"): 1 / 1.8,
+}
+# How much longer than FlashAttention-2 older kernels take, forward and backward. FlashAttention-2, arXiv 2307.08691, section 4.1:
+# "around 2x" as fast as FlashAttention, "around 1.3-1.5x" in the forward and "around 2x" in the backward as its Triton kernel.
+# xformers' CUTLASS kernels on A100 are 5 % slower than FlashAttention in the forward and 55 % in the backward (facebookresearch/xformers,
+# pull request 362, means): PyTorch's memory-efficient attention.
+_OLDER: Final[Mapping[str, tuple[float, float]]] = {
+    "flash-1": (2.0, 2.0),
+    "flash-triton": (1.4, 2.0),
+    "memory-efficient": (2.0 * 1.05, 2.0 * 1.55),
 }
 # What the forward sustains at most, causal, head size 128, in TFLOP/s: 616 on H100 (the same, figure 5), 185 on A100 and 1,120 on B200
 # (SimuMax, configs/system: 4,096 tokens of 64 and of 128 heads, half of the whole square's FLOPs)
@@ -41,16 +45,27 @@ def attention_seconds(cores: tuple[Core, ...], plan: TimePlan, gpu: Gpu, times: 
     """Forward and backward seconds of a layer's cores on one rank."""
     forward = backward = 0.0
     generation = (gpu.compute_capability or "").partition(".")[0]
-    rate = _RATE.get((generation, plan.attention_program), 1.0)
+    slower = slower_clocks(gpu) if times.source != "roofline" else 1.0
     for core in cores:
-        if plan.attention_program == "unfused":
+        program = attention_kernel(core, plan)
+        if program == "unfused":
             a, b = _unfused(core, plan, times)
         else:
-            a = max(_fused(core, plan, times), _floor(core, plan, gpu, times)) / core.cp / rate
-            b = a * _BACKWARD_FLOPS / _BACKWARD_RATE
+            ahead, back = _OLDER.get(program, (1.0, 1.0))
+            rate = _RATE.get((generation, "flash-2" if program in _OLDER else program), 1.0)
+            fused = max(_fused(core, plan, times), _floor(core, plan, gpu, times)) / core.cp / rate * slower
+            a, b = fused * ahead, fused * back * _BACKWARD_FLOPS / _BACKWARD_RATE
         forward += a
         backward += b
     return forward, backward
+
+
+def attention_kernel(core: Core, plan: TimePlan) -> AttentionKernel:
+    """The kernel that a core runs by: the plan's, or with SDPA the memory-efficient one where values are not as wide as keys, which its
+    FlashAttention refuses (PyTorch, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
+    program = plan.attention_program
+    chosen = plan.attention_kernel is None and program == "flash-2" and plan.attention == "sdpa"
+    return "memory-efficient" if chosen and core.head_dim != core.v_head_dim else program
 
 
 def _fused(core: Core, plan: TimePlan, times: KernelTimes) -> float:

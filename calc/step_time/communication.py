@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from calc.communication import Topology, tensor_blocks
+from calc.communication import Topology, context_exchanges, tensor_blocks
+from calc.communication.collectives import Exchange
 from calc.kernel_times.times import Collective as Kind
 from calc.model.feed_forward import MoE
 from calc.step_time.layer_times import LayerSeconds
@@ -40,13 +41,14 @@ def layer_communication(
         forward["tensor"], backward["tensor"] = exposed, exposed + again
         hidden += 3 * behind
     if plan.cp > 1:
-        ahead, back = _context(operations, plan, topology, sharding)
-        # a ring passes keys and values on while attention works on those that came before; the other exchanges come before it
-        ring = plan.context_exchange == "ring"
-        core = seconds.forward.families.get("attention", 0.0) if ring else 0.0
-        behind = seconds.input_gradient.families.get("attention", 0.0) if ring else 0.0
-        forward["context"], backward["context"] = max(0.0, ahead - core), max(0.0, back - behind)
-        hidden += min(ahead, core) + min(back, behind)
+        cores = (part.families.get("attention", 0.0) for part in (seconds.forward, seconds.input_gradient))
+        (ahead, behind), (back, after) = (
+            _context(found, core, plan, topology)
+            for found, core in zip(_context_exchanges(operations, plan, sharding), cores, strict=True)
+        )
+        again = 1 / plan.recompute_every if plan.recompute == "full" else 0.0
+        forward["context"], backward["context"] = ahead, back + again * ahead
+        hidden += behind + after + again * behind
     if plan.expert_ranks > 1 and isinstance(operations.kind.feed_forward, MoE):
         exchange = _experts(operations.kind.feed_forward, plan, topology, sharding)
         times = 1 + 1 / plan.recompute_every if plan.recompute == "full" else 1.0
@@ -91,20 +93,27 @@ def tensor_ends(
     return forward, first * gathered + last * heads * summed
 
 
-def _context(
-    operations: LayerOperations, plan: TimePlan, topology: Topology, sharding: Sharding
-) -> tuple[float, float]:
-    """Seconds of context parallelism's exchange forward and backward: of the keys and values of a rank's own seq / cp tokens."""
-    tokens, cp, tp = sharding.tokens, plan.cp, plan.tp
-    kv = sum(2.0 * tokens * core.kv_heads * (core.head_dim + core.v_head_dim) for core in operations.cores)
-    if plan.context_exchange == "ring":
-        once = (cp - 1) * topology.seconds("send", kv, 2, tp * (cp - 1))
-        return once, 2 * once
-    if plan.context_exchange == "all-gather":
-        return topology.seconds("all_gather", kv * cp, cp, tp), topology.seconds("reduce_scatter", kv * cp, cp, tp)
-    heads = sum(2.0 * tokens * core.heads * (core.head_dim + core.v_head_dim) for core in operations.cores)
-    once = topology.seconds("all_to_all", kv + heads, cp, tp)  # queries and outputs too
-    return once, once
+def _context_exchanges(
+    operations: LayerOperations, plan: TimePlan, sharding: Sharding
+) -> tuple[tuple[Exchange, ...], tuple[Exchange, ...]]:
+    """What context parallelism exchanges of a layer's cores, forward and backward, in 16 bits."""
+    kv, heads = (
+        sum(2 * sharding.tokens * getattr(core, count) * (core.head_dim + core.v_head_dim) for core in operations.cores)
+        for count in ("kv_heads", "heads")
+    )
+    return context_exchanges(plan.context_exchange, plan.implementation, plan.cp, kv=kv, heads=heads, width=2)
+
+
+def _context(found: tuple[Exchange, ...], core: float, plan: TimePlan, topology: Topology) -> tuple[float, float]:
+    """Exposed and hidden seconds of one direction: attention hides what ranks pass on while it works on what came before, but no
+    collective that it waits for."""
+    waited = sent = 0.0
+    for one in found:
+        if one.kind == "send":
+            sent += one.calls * topology.seconds("send", one.bytes, 2, plan.tp * (plan.cp - 1))
+        else:
+            waited += one.calls * topology.seconds(one.kind, one.bytes, plan.cp, plan.tp)
+    return waited + max(0.0, sent - core), min(sent, core)
 
 
 def _experts(moe: MoE, plan: TimePlan, topology: Topology, sharding: Sharding) -> float:

@@ -28,9 +28,12 @@ _THONKING: Final = (
     "thonking.ai, 'Strangely, matrix multiplications': 8192 cubed, 257 of random numbers against 295 of zeros"
 )
 _SEMIANALYSIS: Final = (
-    "SemiAnalysis, 'MI300X vs H100 vs H200 Benchmark Part 1: Training' (December 2024): five shapes of Llama 70B's training, normally "
-    "distributed, medians: H100 and H200 720 in bf16 and 1280 in fp8, MI300X 620 and 990"
+    "SemiAnalysis, 'MI300X vs H100 vs H200 Benchmark Part 1: Training' (22 December 2024): five shapes of Llama 70B's training and 8192 "
+    "cubed, normally distributed numbers, medians: H100 and H200 'roughly 720' in bf16 and 1,280 in fp8, MI300X 620 and 990"
 )
+# pytorch/ao, torchao/testing/float8/roofline_utils.py as of 2024: 0.6 of the peak "with sample large inputs" next to the 2.4 TB/s of
+# "Meta's H100 variant". Its 0.78 of 2025 names no part and lies above what parts of 700 W sustain.
+_META: Final = "torchao's roofline of Meta's H100 of 500 W: 0.6 of the peak with large inputs"
 _SIMUMAX: Final = (
     "SimuMax, configs/system/b200_bf16_ceperm.json: median of 98 products of a training step on B200, 0.493 of 2250"
 )
@@ -39,6 +42,8 @@ _MAMF: Final = (
 )
 _SUSTAINED: Final = (
     Sustained("a100-sxm", "bf16", 257.0, _THONKING),
+    Sustained("h100-sxm-96gb", "bf16", 0.6 * 989, _META),
+    Sustained("h100-sxm-96gb", "fp8", 0.6 * 1979, _META),
     Sustained("h100-sxm", "bf16", 720.0, _SEMIANALYSIS),
     Sustained("h200", "bf16", 720.0, _SEMIANALYSIS),
     Sustained("h100-sxm", "fp8", 1280.0, _SEMIANALYSIS),
@@ -106,6 +111,17 @@ def sustained(gpu: Gpu, dtype: str) -> Sustained | None:
     """What a source says of that GPU and format."""
     kind = "bf16" if dtype == "fp16" else dtype
     return next((one for one in _SUSTAINED if gpu.name.startswith(one.name) and one.dtype == kind), None)
+
+
+# parts with a lower power limit than the one whose kernels stand for them, whose clocks it holds down
+_LIMITED: Final = {"h100-sxm-96gb": "h100-sxm-80gb"}
+
+
+def slower_clocks(gpu: Gpu) -> float:
+    """By how much compute takes longer than on the part of full power, by the rates of large products; 1 on all other GPUs."""
+    whole = _LIMITED.get(gpu.name)
+    rates = {one.name: one.tflops for one in _SUSTAINED if one.dtype == "bf16"}
+    return rates["h100-sxm"] / rates[gpu.name] if whole else 1.0
 
 
 def half_rows(gpu: Gpu) -> tuple[float, float]:

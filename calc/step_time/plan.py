@@ -13,7 +13,7 @@ from calc.quantities import left_out, whole_number
 from calc.training import TrainingPlan
 
 Format = Literal["bf16", "fp16", "fp32", "fp8", "fp8-block", "mxfp8", "nvfp4"]
-AttentionKernel = Literal["flash-1", "flash-triton", "flash-2", "flash-3", "cudnn", "unfused"]
+AttentionKernel = Literal["flash-1", "flash-triton", "memory-efficient", "flash-2", "flash-3", "cudnn", "unfused"]
 CudaGraphs = Literal["none", "attention", "full"]
 
 
@@ -26,7 +26,8 @@ class TimePlan(TrainingPlan):
     )
     attention_kernel: AttentionKernel | None = Field(
         None,
-        description="attention's program; left out: cudnn with implementation fused, unfused with attention eager, else flash-2",
+        description="attention's program; left out: cudnn with implementation fused, unfused with attention eager, else flash-2 "
+        "(memory-efficient where values are not as wide as keys)",
     )
     compiled: bool = Field(
         False,

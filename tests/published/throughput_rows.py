@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from calc.hardware import Gpu, custom_gpu, gpu
+from calc.hardware import Gpu, gpu
 from calc.model.feed_forward import MoE
 from calc.model.spec import ModelSpec
 from calc.step_time import TimeAnswer, TimePlan, step_time
@@ -271,8 +271,8 @@ def _titan_gpu(text: str) -> Gpu:
         return gpu("h200-141gb")
     if "B200" in text:
         return gpu("b200-180gb")
-    if "HBM2e" in text:  # a slower part of 500 W
-        return custom_gpu(memory_gib=94, GBps=2400, base=gpu("h100-sxm-80gb"))
+    if "HBM2e" in text or "95GiB" in text:  # the part of 500 W, whose 94.99 GiB torchtitan logs
+        return gpu("h100-sxm-96gb")
     return gpu("h100-sxm-80gb")
 
 
@@ -329,18 +329,12 @@ def _torchtitan(row: dict[str, Any]) -> Case:
     apart = []
     if "micro_batch" not in c and not local:
         apart.append("micro-batch not stated")
-    if "HBM2e" in str(c["gpu"]):
-        apart.append("a part of 500 W that no table knows")
     if "95GiB" in str(c["gpu"]):
-        apart.append("95 GiB: which H100 is not stated, and parts of 500 W and of 700 W have that memory")
+        apart.append("95 GiB: which H100 is not stated; taken for the part of 500 W")
     if "SimpleFSDP" in str(c.get("impl", "")):
         apart.append("another FSDP than the one that is modelled")
     if "likely" in recompute or not recompute:
         apart.append("recomputation not stated")
-    if row["model"].startswith("DeepSeek"):
-        apart.append(
-            "attention by SDPA's memory-efficient kernel, values being narrower than keys; no source gives its rate"
-        )
     return Case(row, spec, TimePlan(**plan), _titan_gpu(str(c["gpu"])), "; ".join(apart))
 
 

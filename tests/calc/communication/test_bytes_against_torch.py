@@ -262,8 +262,13 @@ def test_heads_exchanged_for_sequence_are_the_predicted_bytes():
     assert record.found["all_to_all"][0] == found["all_to_all"][0]
 
 
-def test_the_rings_sends_are_those_of_pytorchs_ring_attention():
-    """torch.distributed's own ring, forward and backward, around kernels that only give tensors of the right shape."""
+@pytest.mark.parametrize(
+    ("rotate", "how", "program"),
+    [("alltoall", "ring", {}), ("allgather", "all-gather", {"implementation": "torchtitan", "recipe": "fsdp-bf16", "zero": 3})],
+)  # fmt: skip
+def test_context_exchanges_are_those_of_pytorchs_ring_attention(rotate, how, program):
+    """torch.distributed's own ring, forward and backward, around kernels that only give tensors of the right shape; its all-gather,
+    torchtitan's default, gathers in both directions and still passes the gradients on."""
     import torch
     import torch.distributed as dist
     from torch.distributed.tensor.experimental._context_parallel import _attention
@@ -277,7 +282,7 @@ def test_the_rings_sends_are_those_of_pytorchs_ring_attention():
         return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
 
     before = _attention._cp_options.rotate_method
-    _attention.set_rotate_method("alltoall")
+    _attention.set_rotate_method(rotate)
     try:
         with fake_ranks(ranks), torch.no_grad():
             query, key, value = (
@@ -294,12 +299,15 @@ def test_the_rings_sends_are_those_of_pytorchs_ring_attention():
                 )
     finally:
         _attention._cp_options.rotate_method = before
-    sends = predicted(LLAMA, seq=seq, cp=ranks, context_exchange="ring")["send"]
-    layers = LLAMA["num_hidden_layers"]
-    assert record.found["all_to_all"] == (
-        sends[0] // layers,
-        sends[1] // layers,
-    )  # a permutation, as an all-to-all of one part
+    spec, plan = from_config(LLAMA), CommunicationPlan(seq=seq, cp=ranks, context_exchange=how, **program)
+    (stage,) = stages(plan, spec)
+    found, layers = {}, LLAMA["num_hidden_layers"]
+    for each in collectives_of(spec, plan, stage):
+        if each.group.name == "cp":
+            kind = "all_to_all" if each.kind == "send" else each.kind  # a permutation, as an all-to-all of one part
+            size, calls = found.get(kind, (0, 0))
+            found[kind] = (size + each.total_bytes // layers, calls + each.calls // layers)
+    assert record.found == found
 
 
 def test_a_hidden_state_between_stages_is_what_the_next_stage_reads():

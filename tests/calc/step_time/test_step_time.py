@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from calc.catalogue import load
+from calc.communication import CommunicationPlan, communication
 from calc.errors import InputError
 from calc.flops import token_flops
 from calc.hardware import gpu
@@ -68,6 +69,22 @@ def test_a_slow_ring_passes_the_keys_and_values_of_each_other_rank_once_forward_
     once = [step.topology.seconds("send", size, 2, cp - 1) for step in steps]
     exposed = [step.busiest.exposed["context"] for step in steps]
     assert exposed[1] - exposed[0] == pytest.approx(3 * 32 * (cp - 1) * (once[1] - once[0]), rel=1e-9)
+
+
+@pytest.mark.parametrize("how", ["all-gather", "all-to-all"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_contexts_exchange_takes_as_long_as_communication_has_it_where_nothing_hides_it(how, recompute):
+    spec = load("deepseek-v3")
+    run = {
+        "cp": 4, "context_exchange": how, "seq": 8192, "recipe": "megatron-bf16", "implementation": "fused", "recompute": recompute,
+    }  # fmt: skip
+    apart = [
+        each.seconds
+        for each in communication(spec, CommunicationPlan(**run), H100).collectives
+        if each.collective.group.name == "cp"
+    ]
+    exposed = step_time(spec, TimePlan(**run), H100).step.busiest.exposed["context"]
+    assert exposed == pytest.approx(sum(apart), rel=1e-12)
 
 
 def test_an_overlapped_exchange_leaves_the_first_and_the_last_exposed_and_slows_what_hides_it():
