@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -91,12 +91,18 @@ class Row(NamedTuple):
     component: Component
 
 
+def plain_label(path: str) -> str:
+    """A path or a name for reading."""
+    return path.replace("/", " › ").replace("_", " ")
+
+
 @dataclass(frozen=True, slots=True)
 class Breakdown:
     """A tree of parts with one unit: "bytes", "parameters", "FLOPs" or "seconds"."""
 
     root: Component
     unit: str
+    label: Callable[[str], str] = plain_label  # of a path below the root, for reading
 
     @property
     def total(self) -> Number:

@@ -18,6 +18,7 @@ from calc.model.spec import ModelSpec
 from calc.planner.candidates import OFFLOAD, RECOMPUTE, Candidates, candidates
 from calc.planner.plan import SearchPlan
 from calc.step_time import TimeAnswer, TimePlan, step_time
+from calc.step_time.labels import part_label
 from calc.training import train
 
 EXACT: Final = (
@@ -76,11 +77,11 @@ def _excess(layout: Layout, best: Layout) -> str:
     name = max(more, key=lambda each: more[each])
     if more[name] <= 0:
         return ""
-    return f"{name.replace('_', ' ')}: {100 * more[name] / best.time.step_seconds:.1f} % of the best step"
+    return f"{part_label(name)}: {100 * more[name] / best.time.step_seconds:.1f} % of the best step"
 
 
 def _groups(layout: Layout) -> dict[str, float]:
-    """Seconds of a step by kind of work, for a token, so that layouts of unequal batches compare."""
+    """Seconds of a step by kind of work."""
     found: dict[str, float] = {}
     for row in layout.time.breakdown.rows():
         _, name, *rest = row.path.split("/")

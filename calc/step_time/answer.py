@@ -14,6 +14,7 @@ from calc.flops import PassFlops, adapter_flops, pass_flops
 from calc.hardware import Gpu
 from calc.model.feed_forward import MoE
 from calc.model.spec import ModelSpec
+from calc.step_time.labels import part_label
 from calc.step_time.layer_times import FAMILIES, LayerSeconds, Seconds
 from calc.step_time.machine import OPERATOR_READINGS, OVERLAP_SLOWDOWN, OVERLAP_SOURCE, host_seconds, sustained
 from calc.step_time.memory_bound import program_of
@@ -47,7 +48,7 @@ class TimeAnswer:
     @cached_property
     def breakdown(self) -> Breakdown:
         """The parts of the busiest rank's step; they sum to `step_seconds`."""
-        return Breakdown(Component("step", children=tuple(self._parts())), "seconds")
+        return Breakdown(Component("step", children=tuple(self._parts())), "seconds", part_label)
 
     @cached_property
     def step_seconds(self) -> float:

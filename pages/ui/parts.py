@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from calc.breakdown import Breakdown, Component
+from calc.breakdown import Breakdown, Component, plain_label
 from calc.serving import ServingAnswer
 from calc.training import TrainingAnswer
 from calc.training.peak_breakdown import components
@@ -51,9 +51,7 @@ _NAMES: Final = {
 }
 
 
-def spaced(path: str) -> str:
-    """A path or a name for reading."""
-    return path.replace("/", " › ").replace("_", " ")
+spaced = plain_label
 
 
 def name_of(component: str) -> str:
@@ -106,7 +104,7 @@ def top(breakdown: Breakdown, most: int = 9) -> Parts:
         at = found.index((path, part, copies))
         prefix = f"{path}/" if path else ""
         found[at : at + 1] = [(prefix + child.name, child, copies * part.count) for child in part.children]
-    return [(spaced(path), part.total * copies) for path, part, copies in found if part.total]
+    return [(breakdown.label(path), part.total * copies) for path, part, copies in found if part.total]
 
 
 def values_at(breakdown: Breakdown, paths: Sequence[str]) -> Parts:

@@ -12,7 +12,6 @@ from calc.command_line.tables import answer_json
 from calc.commands import Answer
 from calc.pipeline import ClosedForm
 from pages.ui.numbers import Numbers
-from pages.ui.parts import spaced
 from pages.ui.text import plain
 
 
@@ -66,7 +65,7 @@ def _exact(value: float) -> str:
 
 def _short(path: str, breakdown: Breakdown) -> str:
     """A path for reading, without the name of the whole."""
-    return spaced(path.removeprefix(f"{breakdown.root.name}/"))
+    return breakdown.label(path.removeprefix(f"{breakdown.root.name}/"))
 
 
 def formulas(breakdown: Breakdown, numbers: Numbers) -> None:

@@ -10,6 +10,7 @@ from calc.errors import InputError
 from calc.flops import token_flops
 from calc.hardware import gpu
 from calc.step_time import TimePlan, step_time
+from calc.step_time.labels import part_label
 from calc.step_time.operations import Sharding, head_gemms, stack_operations
 
 H100 = gpu("h100-sxm-80gb")
@@ -256,3 +257,30 @@ def test_a_run_costs_its_hours_and_loses_what_failures_and_checkpoints_take(llam
     between = plan.gpu_failure_hours * 3600 / 8
     assert run.interval_seconds == pytest.approx((2 * run.checkpoint_seconds * between) ** 0.5 - run.checkpoint_seconds)
     assert 0.99 < run.useful < 1
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("layers/forward/gemms", "matrix multiplications, forward"),
+        ("layers/recomputed/memory_bound", "operators bound by memory, computed again"),
+        ("ends/weight_gradient/gemms", "matrix multiplications of embedding and head, gradients of weights"),
+        ("layers/forward", "layers, forward"),
+        ("ends", "embedding and head"),
+        ("exposed_communication/data", "data parallelism: communication that nothing hides"),
+        ("unheard_of/part", "unheard of › part"),
+    ],
+)
+def test_a_part_has_a_name_in_plain_words(path, words):
+    assert part_label(path) == words
+
+
+def test_no_two_parts_of_a_step_have_one_name_and_none_is_shown_by_its_path():
+    plan = TimePlan(
+        dp=4, tp=2, pp=2, cp=2, ep=2, zero=1, global_batch=16, recompute="full", recipe="megatron-bf16", implementation="fused",
+    )  # fmt: skip
+    breakdown = step_time(load("deepseek-v3"), plan, H100).breakdown
+    paths = [row.path.removeprefix("step/") for row in breakdown.rows()]
+    names = [breakdown.label(path) for path in paths]
+    assert len(set(names)) == len(paths)
+    assert not [name for name in names if "›" in name or "_" in name or name.endswith(("gemms", "bound"))]
