@@ -10,6 +10,7 @@ from typing import Any, Final
 from calc.errors import InputError
 from calc.model.families import FAMILIES
 from calc.model.families.base import Family
+from calc.model.families.spellings import AROUND, BACKENDS, DRAFTS, MINICPM_V, REFUSED, SPELLINGS, TEXT_TYPES
 from calc.model.families.task_heads import HEADS, refused
 from calc.model.fields import Fields
 from calc.model.spec import ModelSpec
@@ -17,80 +18,6 @@ from calc.model.spec import ModelSpec
 TRUNKS: Final = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "Model")
 CAUSAL: Final = ("ForCausalLM", "LMHeadModel")  # what a model_type stands for when a config names no class
 
-# names of other years and other programs, folded -> a class with the same tensors
-_SPELLINGS: Final = {
-    "rwforcausallm": "FalconForCausalLM",
-    "refinedwebforcausallm": "FalconForCausalLM",
-    "yiforcausallm": "LlamaForCausalLM",
-    "aquilaforcausallm": "LlamaForCausalLM",
-    "aquilamodel": "LlamaForCausalLM",
-    "xverseforcausallm": "LlamaForCausalLM",
-    "iquestcoderforcausallm": "LlamaForCausalLM",
-    "telefmforcausallm": "LlamaForCausalLM",
-    "mixformersequentialforcausallm": "PhiForCausalLM",
-    "stablelmepochforcausallm": "StableLmForCausalLM",
-    "gpt2custommodel": "GPT2LMHeadModel",
-    "gptj": "GPTJForCausalLM",
-    "internlm3forcausallm": "LlamaForCausalLM",
-    "glmforcausallm": "GlmForCausalLM",
-    "chatglmforsequenceclassification": "ChatGLMModel",
-    "minimaxm3sparseforcausallm": "MiniMaxM3ForCausalLM",
-    "kimik2forcausallm": "DeepseekV3ForCausalLM",
-    "gemma3textmodel": "Gemma3ForCausalLM",
-    "t5withlmheadmodel": "T5ForConditionalGeneration",
-    "ntkscaledllamaforcausallm": "LlamaForCausalLM",
-    "longllamaforcausallm": "LlamaForCausalLM",
-    "exaoneforcausallm": "LlamaForCausalLM",
-    "solarforcausallm": "LlamaForCausalLM",
-    "skyworkforcausallm": "LlamaForCausalLM",
-    "decicoderforcausallm": "LlamaForCausalLM",
-    "fairseq2llamaforcausallm": "LlamaForCausalLM",
-    "mobilellamaforcausallm": "LlamaForCausalLM",
-    "minicpm4forcausallm": "MiniCPMForCausalLM",
-    "gpt2lmheadcustommodel": "GPTBigCodeForCausalLM",
-    "telechatforcausallm": "TelechatForCausalLM",
-    "bertspladesparseembeddingmodel": "BertForMaskedLM",
-    "gritlm": "MistralForCausalLM",
-    "dreammodel": "Qwen2ForCausalLM",
-    "gtenewmodel": "NewModel",
-    "mimov2proforcausallm": "MiMoV2FlashForCausalLM",
-    "step3p7flashforcausallm": "Step3p5ForCausalLM",
-}
-_DRAFTS: Final = ("eagle", "medusa", "mtp", "speculator")
-_BACKENDS: Final = ("tf", "flax")  # a class of the same tensors for another framework
-# model types of text sections that are no class of their own
-_TEXT_TYPES: Final = {
-    "qwen2_vl_text": "Qwen2ForCausalLM",
-    "qwen2_5_vl_text": "Qwen2ForCausalLM",
-    "qwen2_5_omni_text": "Qwen2ForCausalLM",
-    "qwen3_vl_text": "Qwen3ForCausalLM",
-    "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
-    "qwen3_omni_moe_text": "Qwen3MoeForCausalLM",
-    "kimi_k2": "DeepseekV3ForCausalLM",
-    "step3p5": "Step3p5ForCausalLM",
-    "step3p7": "Step3p5ForCausalLM",
-    "internlm2": "InternLM2ForCausalLM",
-}
-# classes of checkpoints' own code that hold a text model's fields at the top, folded -> (text class, what is left out)
-_AROUND: Final = {
-    "llavallamaforcausallm": ("LlamaForCausalLM", "the vision encoder and its projector"),
-    "llavallamamodel": ("LlamaForCausalLM", "the vision encoder and its projector"),
-    "llavamistralforcausallm": ("MistralForCausalLM", "the vision encoder and its projector"),
-    "llavaqwenforcausallm": ("Qwen2ForCausalLM", "the vision encoder and its projector"),
-    "bunnyllamaforcausallm": ("LlamaForCausalLM", "the vision encoder and its projector"),
-    "bunnyphiforcausallm": ("PhiForCausalLM", "the vision encoder and its projector"),
-    "phi3vforcausallm": ("Phi3ForCausalLM", "the vision encoder and its projector"),
-    "phi4mmforcausallm": ("Phi3ForCausalLM", "the vision and audio encoders and their LoRA adapters"),
-    "minicpmo": ("Qwen2ForCausalLM", "the vision and audio encoders"),
-    "mplugowl2llamaforcausallm": ("LlamaForCausalLM", "the vision encoder and its projector"),
-    "videollama2mistralforcausallm": ("MistralForCausalLM", "the vision encoder and its projector"),
-}
-_MINICPM_V: Final = {
-    "2.6": "Qwen2ForCausalLM",
-    "2.5": "LlamaForCausalLM",
-    "4.0": "LlamaForCausalLM",
-    "4.5": "Qwen3ForCausalLM",
-}
 _SECTIONS: Final = (
     "text_config",
     "llm_config",
@@ -143,8 +70,8 @@ def class_of_type(model_type: Any) -> str:
     """The causal class that a model_type stands for; "" where it is none."""
     if not isinstance(model_type, str) or not model_type or len(model_type) > 100:
         return ""
-    if model_type in _TEXT_TYPES:
-        return _TEXT_TYPES[model_type]
+    if model_type in TEXT_TYPES:
+        return TEXT_TYPES[model_type]
     plain = model_type.removesuffix("_text")
     for wanted in (model_type, plain):
         found = [name for name, family in FAMILIES.items() if name.endswith(CAUSAL) and family.module == wanted]
@@ -155,8 +82,8 @@ def class_of_type(model_type: Any) -> str:
 
 def _same(name: str) -> str:
     """The class that a folded name is another name of; "" where it is none."""
-    known = _SPELLINGS.get(name) or _folded_names().get(name, "")
-    plain = next((name.removeprefix(start) for start in _BACKENDS if name.startswith(start)), "")
+    known = SPELLINGS.get(name) or _folded_names().get(name, "")
+    plain = next((name.removeprefix(start) for start in BACKENDS if name.startswith(start)), "")
     return known or _folded_names().get(plain, "")
 
 
@@ -165,6 +92,10 @@ def reading(config: Mapping[str, Any]) -> Reading:
     name = _class_of(config)
     if name in ("XLMRobertaModel", "XLMRobertaLoRA") and config.get("position_embedding_type") == "rotary":
         name = "JinaEmbeddingsV3Model"  # whose checkpoint bears its parent's name
+    if folded(name) == "nanbeigeforcausallm" and config.get("num_loops") not in (None, 1):
+        raise InputError.of(
+            "num_loops", config["num_loops"], "only 1 is understood: it passes its layers several times a token"
+        )
     if name in FAMILIES:
         return Reading(name, name, FAMILIES[name], config, notes=_left_out(name, config))
     own = folded(name)
@@ -180,7 +111,11 @@ def reading(config: Mapping[str, Any]) -> Reading:
 def _left_out(name: str, config: Mapping[str, Any]) -> tuple[str, ...]:
     """The remark that an encoder in the config of a text class (Qwen-VL's `visual`) is not counted."""
     left = [key for key in ("visual", "vision_config", "audio_config") if isinstance(config.get(key), dict)]
-    if not left or not name.endswith(CAUSAL) or any(isinstance(config.get(key), dict) for key in _SECTIONS):
+    if (
+        not left
+        or not name.endswith((*CAUSAL, "ChatGLMModel"))
+        or any(isinstance(config.get(key), dict) for key in _SECTIONS)
+    ):
         return ()
     return (f"counted is the text model alone, and {', '.join(left)} not",)
 
@@ -209,7 +144,7 @@ def _with_head(name: str, config: Mapping[str, Any]) -> Reading | None:
     for suffix, change in HEADS.items():
         if not folded(name).endswith(folded(suffix)):
             continue
-        base = folded(name)[: -len(suffix)]
+        base = folded(name)[: -len(suffix)].removesuffix("bidirectional")
         ends = ("ForConditionalGeneration", *TRUNKS) if isinstance(config.get("text_config"), dict) else TRUNKS
         known = next((found for end in ends if (found := _same(base + end.casefold()))), "")
         if not known or refused(suffix, base):
@@ -221,9 +156,9 @@ def _with_head(name: str, config: Mapping[str, Any]) -> Reading | None:
 
 def _wrapped(name: str, config: Mapping[str, Any]) -> Reading | None:
     """The text model that an unknown class wraps, with a note that says what is left out."""
-    around = _AROUND.get(folded(name))
-    if folded(name) == "minicpmv" and str(config.get("version")) in _MINICPM_V:
-        around = (_MINICPM_V[str(config["version"])], "the vision encoder and its resampler")
+    around = AROUND.get(folded(name))
+    if folded(name) == "minicpmv" and str(config.get("version")) in MINICPM_V:
+        around = (MINICPM_V[str(config["version"])], "the vision encoder and its resampler")
     if around:
         return _text_reading(name, around[0], config, around[1])
     for section in _SECTIONS:
@@ -280,12 +215,15 @@ def _is_refused(name: str) -> bool:
     """Whether the name is a head whose trunk is another than its sibling's, or a draft model's head (EAGLE, Medusa, MTP)."""
     own = folded(name)
     ends = [end for end in HEADS if own.endswith(folded(end))]
-    return any(refused(end, own[: -len(end)]) for end in ends) or any(sign in own for sign in _DRAFTS)
+    return any(refused(end, own[: -len(end)]) for end in ends) or any(sign in own for sign in DRAFTS)
 
 
 def _by_type(name: str, config: Mapping[str, Any]) -> Reading:
     """The causal class of the model_type, for a class of another name whose ending is no known head."""
     known = class_of_type(config.get("model_type"))
+    why = REFUSED.get(folded(name), "")
+    if why:
+        raise InputError(f"architectures: {name!r} is not covered: {why}", "architectures")
     if not known or _is_refused(name) or (name.endswith(tuple(HEADS)) and not name.endswith(CAUSAL)):
         raise InputError(
             f"architectures: {name!r} is not understood (python -m calc models lists what is); "

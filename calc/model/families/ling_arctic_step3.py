@@ -36,16 +36,15 @@ _LING = Experts(shared_count="num_shared_experts")
 
 def ling(fields: Fields) -> ModelSpec:
     """Ling and Ring, lite to 1T: grouped queries in one projection, the first layers dense, shared experts, norms of queries and keys."""
-    given = fields.has("use_bias") and fields.flag("use_bias", default=False)
+    if fields.has("use_bias") and fields.flag("use_bias", default=False):
+        raise InputError.of("use_bias", True, "only false is understood for Ling")
     letters = "qkv" if fields.has("use_qkv_bias") and fields.flag("use_qkv_bias", default=False) else ""
     normed = "head" if fields.has("use_qk_norm") and fields.flag("use_qk_norm", default=False) else ""
     modules = ("query_key_value", "query_key_value", "query_key_value", "dense")
-    mixers: dict[str, Callable[[], Mixer]] = {
-        "full": lambda: attention(fields, normed, bias=letters + ("o" if given else ""), modules=modules)
-    }
+    mixers: dict[str, Callable[[], Mixer]] = {"full": lambda: attention(fields, normed, bias=letters, modules=modules)}
     count = num_layers(fields)
     forwards: dict[str, Callable[[], FeedForward]] = {
-        "dense": lambda: mlp(fields, bias=given),
+        "dense": lambda: mlp(fields),
         "moe": lambda: moe(fields, shared=_ling_shared(fields)),
     }
     layers = combined(mixers, ["full"] * count, forwards, first_dense()(fields), norms(fields))
@@ -121,9 +120,13 @@ def minimax_text(fields: Fields) -> ModelSpec:
 
 
 def step3p5(fields: Fields) -> ModelSpec:
-    """Step 3.5 and 3.7's text model: a gate for each head, norms of queries and keys, sigmoid experts with a shared one."""
+    """Step 3.5 and 3.7's text model: a gate for each head, norms of queries and keys, sigmoid experts with a shared one. Its checkpoint
+    calls KV heads `num_attention_groups`, and names the layers with experts in a text, `moe_layers_enum`."""
+    names = {"num_key_value_heads": "num_attention_groups", "num_experts_per_tok": "moe_top_k"}
+    fields.data = {**{new: fields.data[old] for new, old in names.items() if fields.has(old)}, **fields.data}
+    fields.ignore(*names.values(), "use_head_wise_attn_gate")
     query, kv, size = heads(fields)
-    kinds = layer_types(fields, FULL_OR_SLIDING)
+    kinds = layer_types(_first_layers(fields), FULL_OR_SLIDING)
     other = fields.data.get("attention_other_setting")  # of the layers with a window, under its checkpoint's own name
     apart = Fields(other, "attention_other_setting") if isinstance(other, dict) else fields
     near = apart.size_or_none("num_attention_heads" if apart is not fields else "num_sliding_attention_heads") or query
@@ -146,7 +149,7 @@ def step3p5(fields: Fields) -> ModelSpec:
         "full": lambda: mixer(query, 0),
         "sliding": lambda: mixer(near, window),
     }
-    layers = combined(mixers, kinds, forwards, first_dense(default=3)(fields), norms(fields))
+    layers = combined(mixers, kinds, forwards, _expert_layers(fields), norms(fields))
     fields.ignore(
         "sliding_window",
         "n_shared_experts",
@@ -159,6 +162,27 @@ def step3p5(fields: Fields) -> ModelSpec:
     predicting = multi_token_prediction.count(fields)
     note = f"the config tells of {predicting} modules that predict further tokens; they are not counted"
     return replace(spec, notes=(*spec.notes, note)) if predicting else spec
+
+
+def _first_layers(fields: Fields) -> Fields:
+    """The lists that also name the layers of prediction, cut to the layers of the model."""
+    given, count = fields.data.get("layer_types"), num_layers(fields)
+    if isinstance(given, list) and len(given) > count:
+        fields.data = {**fields.data, "layer_types": given[:count]}
+    return fields
+
+
+def _expert_layers(fields: Fields) -> list[str]:
+    """Which layers have experts: those that `moe_layers_enum` names, else all but the first three."""
+    named = fields.data.get("moe_layers_enum")
+    if named is None:
+        return first_dense(default=3)(fields)
+    fields.ignore("moe_layers_enum")
+    parts = named.split(",") if isinstance(named, str) and len(named) < 65536 else named
+    if not isinstance(parts, list) or not all(str(part).strip().isdecimal() and len(str(part)) < 8 for part in parts):
+        raise InputError.of("moe_layers_enum", named, "it must be layer numbers between commas")
+    numbers = {int(part) for part in parts}
+    return ["moe" if at in numbers else "dense" for at in range(num_layers(fields))]
 
 
 _HUB = "https://huggingface.co/"

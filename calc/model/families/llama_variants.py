@@ -210,6 +210,13 @@ def seed_oss(fields: Fields) -> ModelSpec:
     return dense(Traits(bias=output, flag_letters="qkv", mlp_bias_flag="mlp_bias"))(fields)
 
 
+def internlm3(fields: Fields) -> ModelSpec:
+    for key in ("bias", "qkv_bias"):
+        if fields.has(key) and fields.flag(key, default=False):
+            raise InputError.of(key, True, "only false is understood for InternLM 3")
+    return dense(Traits(bias_flag=""))(fields)
+
+
 def smollm3(fields: Fields) -> ModelSpec:
     """SmolLM3: every fourth layer does not rotate, which changes no count."""
     fields.ignore("no_rope_layers", "no_rope_layer_interval")
@@ -227,6 +234,7 @@ _XIELU = _PLAIN | {"extra": (Weight("activation", (dim("2", 2),)),)}  # its two 
 
 INTERNLM = "https://huggingface.co/internlm/internlm-7b/blob/main/modeling_internlm.py"
 INTERNLM2 = "https://huggingface.co/internlm/internlm2-7b/blob/main/modeling_internlm2.py"
+INTERNLM3 = "https://huggingface.co/internlm/internlm3-8b-instruct/blob/main/modeling_internlm3.py"
 ORION = "https://huggingface.co/OrionStarAI/Orion-14B-Base/blob/main/modeling_orion.py"
 MIMO = "https://huggingface.co/XiaomiMiMo/MiMo-7B-Base/blob/main/modeling_mimo.py"
 MINICPM = "https://huggingface.co/openbmb/MiniCPM-2B-sft-bf16/blob/main/modeling_minicpm.py"
@@ -275,6 +283,7 @@ FAMILIES = {
         ),
         INTERNLM2,
     ),
+    "InternLM3ForCausalLM": Family(internlm3, INTERNLM3),
     "MiMoForCausalLM": Family(mimo, MIMO),
     "MiniCPMForCausalLM": Family(minicpm, MINICPM),
     "Ministral3ForCausalLM": Family(dense(Traits(bias_flag="", windows=(0, 1))), "ministral3"),

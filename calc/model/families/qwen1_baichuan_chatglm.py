@@ -89,7 +89,8 @@ def chatglm(fields: Fields) -> ModelSpec:
     """ChatGLM 2 and 3 and glm-4-9b: half of each head rotates; the vocabulary is `padded_vocab_size`. The first one is another model."""
     if fields.has("inner_hidden_size") or fields.data.get("position_encoding_2d"):
         return chatglm1(fields)
-    _refuse(fields, "ChatGLM", "vision_config", "pre_seq_len", "quantization_bit")
+    _refuse(fields, "ChatGLM", "pre_seq_len", "quantization_bit")
+    fields.ignore("vision_config")  # GLM-4V's encoder of pictures; what is left out is said where the class is chosen
     fields.ignore("position_encoding_2d")
     count = fields.size("num_attention_heads")
     size = fields.size("kv_channels", default=128)

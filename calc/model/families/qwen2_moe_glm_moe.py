@@ -89,6 +89,17 @@ def first_dense(key: str = "first_k_dense_replace", default: int = 0) -> Callabl
     return pattern
 
 
+def marked(fields: Fields) -> list[str]:
+    """EXAONE-MoE: the layers that `is_moe_layer` marks, else all but the first ones."""
+    given = fields.items("is_moe_layer", length=num_layers(fields))
+    if given is None:
+        return first_dense()(fields)
+    fields.ignore("first_k_dense_replace")
+    if not all(type(value) is bool for value in given):
+        raise InputError.of(fields.name("is_moe_layer"), given, "each must be true or false")
+    return ["moe" if value else "dense" for value in given]
+
+
 def every_step(only_default: tuple[int, ...] = ()) -> Callable[[Fields], list[str]]:
     """Qwen's way: dense where `mlp_only_layers` names the layer or `decoder_sparse_step` skips it."""
 
@@ -252,7 +263,7 @@ FAMILIES = {
     "ExaoneMoeForCausalLM": Family(
         sparse(
             Traits(bias_flag="", qk_norm="head", windows=(4, 1), nope=True),
-            Experts(shared_count="num_shared_experts", pattern=first_dense()),
+            Experts(shared_count="num_shared_experts", pattern=marked),
         ),
         "exaone_moe",
     ),
