@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from tests.recorded.recording import drawn
+
 
 def each(
-    values: Iterable[Any], name: Callable[[Any], str] = str
+    values: Iterable[Any], name: Callable[[Any], str] = str, sampled: int | None = None
 ) -> Callable[[Callable[[Any], None]], Callable[[], None]]:
-    """Makes of a check of one value a test of all `values`: it fails with a line for each value that does."""
+    """Makes of a check of one value a test of all `values`: it fails with a line for each value that does. With
+    `sampled` the fast tier and `make test` check so many of them, others each day."""
     given = list(values)
 
     def decorate(check: Callable[[Any], None]) -> Callable[[], None]:
         def test() -> None:
             assert given
             offenders = []
-            for value in given:
+            for value in given if sampled is None else drawn(given, sampled):
                 try:
                     check(value)
                 except Exception as error:

@@ -16,7 +16,7 @@ from calc.version import VERSION
 from tests.pages.ports import free_port, until_healthy
 
 ROOT = Path(__file__).parent.parent
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]  # one wheel for all tests
 
 
 def ran(*command: object, **options: object) -> str:

@@ -19,7 +19,11 @@ from measure.distributed.pipelines import CASES, Op, rows_of  # noqa: E402
 from measure.distributed.tensor_parallel import size_for  # noqa: E402
 from measure.workloads.decoder_states import SIZES  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.skipif(sys.platform == "win32", reason="needs process groups")]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(sys.platform == "win32", reason="needs process groups"),
+    pytest.mark.xdist_group("ranks"),  # one run of every job for all tests
+]
 SCRIPT = Path(__file__).with_name("ranks_misbehaving.py")
 ROOT = SCRIPT.parent.parent.parent
 SMALL = SIZES["small"]

@@ -17,6 +17,7 @@ from calc.measurements.records import Records, as_csv
 from measure.device_queue import queue
 from tests.measure.runs import alive, events_of, finish, is_free, saved, started
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 
 

@@ -18,7 +18,7 @@ from measure.workloads import WORKLOADS, attention, decoder_states, inference, k
 from measure.workloads.cases import timed_size  # noqa: E402
 from tests.latex import assert_formulas_hold  # noqa: E402
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("decoder states")]  # one run for all tests
 
 # bytes of parameters, gradients and moments for each parameter (FORMULAS: 16, 16 and 8 bytes)
 BYTES = {"fp32": (4, 4, 8), "amp": (4, 4, 8), "pure-bf16": (2, 2, 4)}

@@ -99,6 +99,7 @@ def test_a_run_that_breaks_keeps_its_rows_and_says_why(behaviour, outcome, messa
     assert is_free()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux enforces RLIMIT_DATA")
 def test_a_run_that_takes_more_memory_than_it_may_is_out_of_memory():
     *_, done = events_of("greedy", memory_fraction=0.05)
@@ -107,6 +108,7 @@ def test_a_run_that_takes_more_memory_than_it_may_is_out_of_memory():
     assert saved() == ["row/1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("behaviour", ["hang", "endless", "floods"])
 def test_the_time_limit_ends_a_run_that_does_not_end_itself(behaviour):
     *before, done = events_of(behaviour, seconds=1)
@@ -116,6 +118,7 @@ def test_the_time_limit_ends_a_run_that_does_not_end_itself(behaviour):
     assert is_free()
 
 
+@pytest.mark.slow
 def test_cancelling_ends_what_the_run_itself_started():
     cancel = threading.Event()
     grandchild = 0
@@ -148,6 +151,7 @@ def test_a_killed_child_is_noticed_and_its_rows_kept():
     assert is_free()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("behaviour", ["endless", "hang"])
 def test_a_killed_runner_takes_the_child_with_it(behaviour):
     process = started(behaviour)
@@ -162,6 +166,7 @@ def test_a_killed_runner_takes_the_child_with_it(behaviour):
     assert Records().runs()[0].outcome == ""  # nobody was left to write it down
 
 
+@pytest.mark.slow
 def test_a_killed_runner_takes_the_childs_children_with_it():
     process = started("parent")
     until(saved)
@@ -171,6 +176,7 @@ def test_a_killed_runner_takes_the_childs_children_with_it():
     until(lambda: not alive(grandchild))
 
 
+@pytest.mark.slow
 def test_the_runner_ends_when_the_page_that_started_it_is_gone():
     """The page's process holds the other end of standard input; its death closes it."""
     process = started("endless", "--attached")
@@ -184,6 +190,7 @@ def test_the_runner_ends_when_the_page_that_started_it_is_gone():
     assert Records().runs()[0].outcome == "cancelled"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_cancels_in_order(number):
     process = started("endless")
@@ -195,6 +202,7 @@ def test_a_signal_cancels_in_order(number):
     assert is_free()
 
 
+@pytest.mark.slow
 def test_two_runs_race_for_one_device_and_the_second_waits_its_turn():
     first, second = started("nap"), started("nap")
     told = [finish(process)[0] for process in (first, second)]
@@ -207,6 +215,7 @@ def test_two_runs_race_for_one_device_and_the_second_waits_its_turn():
     assert by_run[0] == by_run[1] != by_run[2] == by_run[3]  # one after the other, never in turns
 
 
+@pytest.mark.slow
 def test_the_clock_of_a_waiting_run_stands_still():
     with Ticket("cpu", {"workload": "another"}):
         process = started("three", "--seconds", "1")

@@ -66,6 +66,7 @@ def test_a_run_is_cancelled_and_its_rows_are_kept():
     runs.cancel("unknown")
 
 
+@pytest.mark.slow
 def test_a_runner_that_is_killed_is_a_message_not_a_hang():
     key = start("endless")
     until(lambda: runs.progress(key).rows)
@@ -88,6 +89,7 @@ def test_a_command_that_cannot_start_is_told():
     assert (done.outcome, done.message) == ("failed", "one line of complaint")
 
 
+@pytest.mark.slow
 def test_there_is_a_limit_to_the_runs_of_one_server(monkeypatch):
     monkeypatch.setattr(runs, "_MOST", 1)
     key = start("hang")
@@ -98,6 +100,7 @@ def test_there_is_a_limit_to_the_runs_of_one_server(monkeypatch):
     ended(start("three"))
 
 
+@pytest.mark.slow
 def test_ended_runs_are_forgotten_in_time(monkeypatch):
     monkeypatch.setattr(runs, "_KEPT", 1)
     keys = [start("three")]

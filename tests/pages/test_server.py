@@ -18,6 +18,7 @@ from pages.ui.measuring import runs
 from tests.pages.client import Client, session
 from tests.pages.server import Server, serve
 
+pytestmark = pytest.mark.xdist_group("own server")  # one server for all tests
 LOCAL = {"host": "localhost:8501"}
 
 
@@ -38,6 +39,7 @@ def answer(server: Server, path: str, headers: dict[str, str]) -> tuple[int, dic
         return error.code, dict(error.headers), error.read().decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/", "/measure", "/_stcore/health", "/_stcore/host-config"])
 def test_no_other_site_can_frame_a_page(own_server: Server, path: str):
     status, headers, _ = answer(own_server, path, {})
@@ -47,6 +49,7 @@ def test_no_other_site_can_frame_a_page(own_server: Server, path: str):
     assert headers["referrer-policy"] == "no-referrer"
 
 
+@pytest.mark.slow
 def test_another_name_that_leads_here_gets_nothing(own_server: Server):
     status, _, body = answer(own_server, "/", {"Host": "rebound.example:8501"})
     assert (status, body.count("\n")) == (403, 1)
@@ -113,6 +116,7 @@ def opened(client: Client, **more: str) -> Client:
     return client
 
 
+@pytest.mark.slow
 def test_a_click_on_a_button_that_the_page_never_sent_starts_nothing(own_server: Server):
     """The ids of widgets follow from their labels and keys: a client that knows the program could name them unseen."""
     with session(own_server.url) as first:
@@ -123,6 +127,7 @@ def test_a_click_on_a_button_that_the_page_never_sent_starts_nothing(own_server:
         assert ("button", "Cancel") not in second.widgets
 
 
+@pytest.mark.slow
 def test_a_click_on_a_button_shown_as_disabled_starts_nothing(own_server: Server):
     with session(own_server.url, {"X-Forwarded-For": "203.0.113.9"}) as client:
         button = opened(client).widgets["button", "Run"]

@@ -90,6 +90,13 @@ def shuffled(keys: Iterable[str]) -> list[str]:
     return sorted(keys, key=lambda key: _digest(settings["seed"] + key))
 
 
+def drawn(values: Iterable[Any], count: int) -> list[Any]:
+    """So many of the values in the fast tier and in `make test`, others each day; all of them elsewhere and in `make test-all`."""
+    named = {str(value): value for value in values}
+    few = settings["fast"] or settings["recorded"] == "sample"
+    return [named[name] for name in shuffled(named)[: count if few else None]]
+
+
 def fingerprint(code: tuple[str, ...], packages: tuple[str, ...], inputs: object) -> str:
     """Of a program's code, the pinned versions of its packages, and its inputs (JSON)."""
     versions = {name: _pins()[name] for name in packages}

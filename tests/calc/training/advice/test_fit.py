@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from math import ceil
 
 import pytest
@@ -50,8 +51,15 @@ FITS = [
 
 def near(spec, plan, values, machine):
     """The answer of changed values, with the share of fragmentation that the search takes: the first plan's own."""
-    share = with_own_share(spec, plan, machine).fragmentation_percent
-    return train(spec, plan_of(values | {"fragmentation_percent": share}), machine)
+    return train(spec, plan_of(values | {"fragmentation_percent": _share(spec, plan, machine)}), machine)
+
+
+@cache
+def _share(spec, plan, machine):
+    return with_own_share(spec, plan, machine).fragmentation_percent
+
+
+changes_of = cache(changes_that_fit)  # several tests ask for the same plans' changes
 
 
 def plan_of(values) -> TrainingPlan:
@@ -64,7 +72,7 @@ def test_every_change_once_applied_fits_and_says_what_it_needs(name, machine, va
     spec, plan = model(name), plan_of(values)
     before = train(spec, plan, machine).driver_bytes
     assert before > machine.memory_bytes
-    changes = changes_that_fit(spec, plan, machine)
+    changes = changes_of(spec, plan, machine)
     assert changes
     for change in changes:
         answer = train(spec, plan_of(values | change.values), machine)
@@ -75,11 +83,12 @@ def test_every_change_once_applied_fits_and_says_what_it_needs(name, machine, va
         assert (answer.plan.gpus > plan.gpus) == change.adds_gpus
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "machine", "values"), TOO_LARGE)
 def test_no_change_can_leave_out_one_of_its_parts(name, machine, values):
     """Pairs are shown only where no single change is enough, and none holds a part that it could do without."""
     spec, plan = model(name), plan_of(values)
-    changes = changes_that_fit(spec, plan, machine)
+    changes = changes_of(spec, plan, machine)
     assert len({change.flags for change in changes}) == len(changes)
     for change in changes:
         parts = [each for each in change.values if each != "global_batch"]
@@ -128,7 +137,8 @@ PLANS = st.fixed_dictionaries(
 MODELS = st.sampled_from(["llama-2-7b", "meta-llama-3.1-70b", "qwen3-8b", "mixtral-8x7b-v0.1", "gemma-2-9b", "gpt2"])
 
 
-@settings(max_examples=25, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=10, deadline=None)  # others in each run
 @given(MODELS, st.sampled_from([H100, RTX_4090, T4]), PLANS)
 def test_any_plan_either_fits_or_is_told_what_would_make_it_fit(name, machine, values):
     spec, plan = model(name), plan_of(values)
@@ -196,9 +206,10 @@ def test_recomputation_costs_the_flops_that_compute_counts(name, implementation,
     assert all(cost.ratio in expected.values() for cost in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "machine", "values"), TOO_LARGE)
 def test_each_costs_number_is_its_formula(name, machine, values):
-    for change in changes_that_fit(model(name), plan_of(values), machine):
+    for change in changes_of(model(name), plan_of(values), machine):
         for cost in change.costs:
             assert cost.text
             assert (cost.ratio is None) == (cost.formula is None)
