@@ -45,6 +45,7 @@ def from_config(config: Mapping[str, Any], name: str = "model") -> ModelSpec:
 
 
 def _read(found: Reading) -> tuple[ModelSpec, Fields]:
-    fields = Fields(found.data, defaults=class_defaults().get(found.known))
+    defaults = class_defaults().get(found.known, {})
+    fields = Fields(found.data, where=found.section, defaults={**defaults, found.section: defaults.get("", {})})
     fields.assumptions += found.assumptions
     return found.family.read(fields), fields

@@ -47,8 +47,13 @@ def read_config(path: Path) -> dict[str, Any]:
     declaration = file.parent / QUANTIZATION
     if file.name == "config.json" and config.get("quantization_config") is None and os.path.lexists(declaration):
         with open_plain(declaration, LARGEST_CONFIG) as (opened, size):
-            config["quantization_config"] = {**parse_config(opened.read(size)), "quant_method": "modelopt"}
+            config = with_declaration(config, opened.read(size))
     return config
+
+
+def with_declaration(config: dict[str, Any], text: bytes) -> dict[str, Any]:
+    """The config with what the text of a `hf_quant_config.json` declares."""
+    return {**config, "quantization_config": {**parse_config(text), "quant_method": "modelopt"}}
 
 
 def _config_file(folder: Path) -> Path:

@@ -11,6 +11,7 @@ from typing import Any
 
 from calc.errors import InputError
 from calc.model.config import parse_config
+from calc.sources.files import QUANTIZATION, with_declaration
 from calc.sources.find import Found, found_gguf
 from calc.sources.gguf import GgufHeader, joined, scan, split_name
 from calc.sources.hub import Call, Fetched, Hub, HubId, NotThere, fetch, metadata_of
@@ -44,15 +45,31 @@ def find_on_hub(hub_id: HubId, stored: bool = False, hub: Hub = Hub()) -> Found:
     told = (_told("config.json", hub_id, config, hub),)
     at_commit = replace(hub_id, revision=config.commit)
     name = f"{hub_id.repo}/{hub_id.file}".rstrip("/")
-    parsed = parse_config(config.data)
+    brief = (
+        replace(hub, seconds=hub.seconds / 4) if config.remark else hub
+    )  # what cannot be reached is not waited for twice
+    parsed, notes = _declared(at_commit, parse_config(config.data), brief)
     if not stored:
-        return Found(name, parsed, weights_named=bool(hub_id.file), assumptions=told)
+        return Found(name, parsed, weights_named=bool(hub_id.file), assumptions=told, notes=notes)
     try:
-        return Found(name, parsed, _stored(at_commit, hub), bool(hub_id.file), assumptions=told)
+        return Found(name, parsed, _stored(at_commit, hub), bool(hub_id.file), assumptions=told, notes=notes)
     except InputError as error:
         if hub_id.file:
             raise
-        return Found(name, parsed, assumptions=told, notes=(f"what the Hub stores is not shown: {error}",))
+        return Found(name, parsed, assumptions=told, notes=(*notes, f"what the Hub stores is not shown: {error}"))
+
+
+def _declared(at_commit: HubId, config: dict[str, Any], hub: Hub) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The config with the quantisation of ModelOpt's `hf_quant_config.json` at the same commit, where the config declares none; a
+    remark where the file is there and cannot be had."""
+    if config.get("quantization_config") is not None:
+        return config, ()
+    try:
+        return with_declaration(config, fetch(at_commit, QUANTIZATION, hub=hub).data), ()
+    except NotThere:
+        return config, ()
+    except InputError as error:
+        return config, (f"whether a {QUANTIZATION} declares a quantisation is not known: {error}",)
 
 
 def _told(file: str, hub_id: HubId, found: Fetched, hub: Hub) -> str:

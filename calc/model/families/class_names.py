@@ -49,6 +49,9 @@ class Reading:
     assumptions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     own_head: bool = False  # the trunk of `known` under the head that `name` has
+    section: str = (
+        ""  # the section that is read, where its model_type is that of `known`: its class's defaults stand in
+    )
 
     @property
     def architecture(self) -> str:
@@ -157,8 +160,8 @@ def _with_head(name: str, config: Mapping[str, Any]) -> Reading | None:
 def _wrapped(name: str, config: Mapping[str, Any]) -> Reading | None:
     """The text model that an unknown class wraps, with a note that says what is left out."""
     around = AROUND.get(folded(name))
-    if folded(name) == "minicpmv" and str(config.get("version")) in MINICPM_V:
-        around = (MINICPM_V[str(config["version"])], "the vision encoder and its resampler")
+    if folded(name) == "minicpmv":
+        around = (_minicpm_v(config), "the vision encoder and its resampler")
     if around:
         return _text_reading(name, around[0], config, around[1])
     for section in _SECTIONS:
@@ -174,8 +177,21 @@ def _wrapped(name: str, config: Mapping[str, Any]) -> Reading | None:
                 key for key in (*_TOWERS, *(config.get(section) or {})) if key in _TOWERS and _has(config, section, key)
             ]
             what = ", ".join(dict.fromkeys(left)) or "its encoders and projectors"
-            return _text_reading(name, known, _text_data(config, inner, section), what)
+            found = _text_reading(name, known, _text_data(config, inner, section), what)
+            return replace(found, section=section if inner.get("model_type") == FAMILIES[known].module else "")
     return None
+
+
+def _minicpm_v(config: Mapping[str, Any]) -> str:
+    """The text model of a MiniCPM-V: of its version, or MiniCPM 1 where its own fields are there (2.0 states no version)."""
+    version = config.get("version")
+    if version is None and "scale_emb" in config:
+        return "MiniCPMForCausalLM"
+    if str(version) not in MINICPM_V:
+        raise InputError.of(
+            "version", version, f"MiniCPM-V's text model follows from it; known are {', '.join(MINICPM_V)}"
+        )
+    return MINICPM_V[str(version)]
 
 
 def _has(config: Mapping[str, Any], section: str, key: str) -> bool:

@@ -128,7 +128,7 @@ def cohere(fields: Fields) -> ModelSpec:
 
 def minicpm(fields: Fields) -> ModelSpec:
     """MiniCPM 1 and 2: Llama with scaled embeddings, residuals and logits; with `num_experts`, experts as in Mixtral."""
-    traits = Traits(bias_flag="", model={"embedding_scale": True, "head_scale": True})
+    traits = Traits(bias_flag="", tied=True, model={"embedding_scale": True, "head_scale": True})
     fields.ignore("scale_emb", "scale_depth", "dim_model_base")
     if not fields.has("num_experts"):
         return dense(traits)(fields)

@@ -60,6 +60,8 @@ TEXT_TYPES: Final[Mapping[str, str]] = {
     "step3p5": "Step3p5ForCausalLM",
     "step3p7": "Step3p5ForCausalLM",
     "internlm2": "InternLM2ForCausalLM",
+    "LLaVAOneVision1_5_text": "Qwen3ForCausalLM",
+    "emu3_text_model": "Emu3ForCausalLM",
 }
 # classes of checkpoints' own code that hold a text model's fields at the top, folded -> (text class, what is left out)
 AROUND: Final[Mapping[str, tuple[str, str]]] = {
@@ -84,7 +86,6 @@ AROUND: Final[Mapping[str, tuple[str, str]]] = {
     "vitaqwen2forcausallm": ("Qwen2ForCausalLM", "the vision and audio encoders"),
     "llavaqwen2forcausallm": ("Qwen2ForCausalLM", "the vision encoder and its projector"),
     "llavaqwen3forcausallm": ("Qwen3ForCausalLM", "the vision encoder and its projector"),
-    "llavaonevision15forconditionalgeneration": ("Qwen3ForCausalLM", "the vision encoder and its projector"),
     "bunnyqwenforcausallm": ("Qwen2ForCausalLM", "the vision encoder and its projector"),
     "llavagemmaforcausallm": ("GemmaForCausalLM", "the vision encoder and its projector"),
     "llavaphiforcausallm": ("PhiForCausalLM", "the vision encoder and its projector"),

@@ -17,6 +17,8 @@ from safetensors.numpy import save, save_file
 
 from calc.catalogue import load_config
 from calc.errors import InputError
+from calc.model.config import from_config
+from calc.parameters import parameters
 from calc.sources.hub import Hub, HubId, NotThere, fetch, parse_id
 from calc.sources.hub_weights import find_on_hub
 from tests.calc.sources.hub_server import COMMIT, FakeHub, serving
@@ -106,6 +108,42 @@ def test_a_config_is_fetched_once_and_its_revision_told(server, hub):
     gets = [request for request in server.requests if request.method == "GET"]
     find_on_hub(ID, hub=hub)
     assert [request for request in server.requests if request.method == "GET"] == gets
+
+
+FP8 = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+
+
+def test_modelopts_declaration_next_to_the_config_is_read_at_the_same_commit(server, hub):
+    server.files["hf_quant_config.json"] = json.dumps(FP8).encode()
+    found = find_on_hub(ID, hub=hub)
+    assert found.config["quantization_config"] == {**FP8, "quant_method": "modelopt"}
+    assert parameters(found.spec()).stored_bytes < parameters(from_config(CONFIG)).stored_bytes
+    asked = [request.path for request in server.requests if request.path.endswith("hf_quant_config.json")]
+    assert asked
+    assert all(COMMIT in path for path in asked)
+
+
+def test_a_config_that_declares_its_own_quantisation_is_not_asked_for_another(server, hub):
+    server.files["config.json"] = json.dumps({**CONFIG, "quantization_config": {"quant_method": "fp8"}}).encode()
+    find_on_hub(ID, hub=hub)
+    assert not any("hf_quant_config" in request.path for request in server.requests)
+
+
+@pytest.mark.parametrize("mode", [503, "truncate"])
+def test_a_declaration_that_cannot_be_had_is_said_and_the_config_answers(server, hub, mode):
+    server.files["hf_quant_config.json"] = json.dumps(FP8).encode()
+    server.mode["hf_quant_config.json"] = mode
+    found = find_on_hub(ID, hub=replace(hub, seconds=1.0))
+    assert found.config == CONFIG
+    assert any("hf_quant_config.json" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("text", [b"[1]", b"{", b"\xff\xfe"])
+def test_a_declaration_that_is_none_is_said(server, hub, text):
+    server.files["hf_quant_config.json"] = text
+    found = find_on_hub(ID, hub=hub)
+    assert found.config == CONFIG
+    assert found.notes
 
 
 def test_the_token_goes_to_the_hub_and_not_to_another_host(server, hub):
