@@ -140,10 +140,8 @@ def stored_parameters(model: str, plan: ParametersPlan) -> ParameterAnswer | Ans
 
 def _kinds(stored: StoredTensors) -> tuple[str, ...]:
     """What of the stored elements is no plain weight."""
-    sums: dict[str, int] = defaultdict(int)
-    for tensor in stored.tensors:
-        sums[role_of(tensor)] += tensor.elements
-    return tuple(f"{sums[role]:,} elements are {text}" for role, text in _ROLES.items() if sums[role])
+    sums = stored.by_role()
+    return tuple(f"{sums[role].elements:,} elements are {text}" for role, text in _ROLES.items() if role in sums)
 
 
 _ROLES = {

@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import re
 import struct
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from calc.errors import InputError
 from calc.sources.files import open_plain
-from calc.sources.stored import MOST_ELEMENTS, MOST_TENSORS, StoredTensor, StoredTensors
+from calc.sources.stored import MOST_ELEMENTS, MOST_TENSORS, HeaderLimit, StoredTensor, StoredTensors
 from calc.units import MiB, round_up
 
-LARGEST_HEADER: Final = 64 * MiB  # a vocabulary of 262,144 tokens with its merges takes 16
+LOCAL: Final = HeaderLimit(
+    64 * MiB, 60.0
+)  # a file of this machine; a vocabulary of 200,000 tokens with its merges takes 12
 MOST_KEYS: Final = 2**16
 LONGEST_NAME: Final = 256
-LONGEST_TEXT: Final = 2**16  # longer texts (chat templates) and arrays are passed over, not kept
+LONGEST_TEXT: Final = 1024  # longer texts (chat templates) and arrays are passed over, not kept
+_MOST_NUMBERS: Final = 2**16  # kept of all arrays
+_LONGEST_KEY: Final = 2**16
+_OFTEN: Final = 4096  # things read between two looks at the clock
 MOST_SPLITS: Final = 1024
 _FIRST = MiB
 _SPLIT_NAME = re.compile(r"^(.+)-(\d{5})-of-(\d{5})\.gguf$")
@@ -31,6 +37,7 @@ Fetch = Callable[[int, int], bytes]  # (offset, length) -> at most so many bytes
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_ENDIAN: Mapping[str, Literal["little", "big"]] = {"<": "little", ">": "big"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +52,16 @@ class GgufHeader:
 
 @dataclass(slots=True)
 class _Cursor:
-    """Reads forward through bytes that are fetched as they are needed, up to `LARGEST_HEADER`."""
+    """Reads forward through bytes that are fetched as they are needed, up to the bytes and seconds of `limit`."""
 
     fetch: Fetch
     where: str
+    limit: HeaderLimit
     order: str = "<"
     at: int = 0
     held: bytearray = field(default_factory=bytearray)
+    kept: int = 0
+    start: float = field(default_factory=time.thread_time)
 
     def bad(self, problem: str) -> InputError:
         return InputError(f"MODEL: {self.where}: {problem}", "MODEL")
@@ -60,20 +70,30 @@ class _Cursor:
         """Have so many bytes more at hand."""
         end = self.at + count
         while end > len(self.held):
-            if end > LARGEST_HEADER:
-                raise self.bad(f"a length in its header leads past {LARGEST_HEADER:,} bytes; no GGUF header is so long")
-            wanted = min(max(end - len(self.held), len(self.held), _FIRST), LARGEST_HEADER - len(self.held))
+            self.check_time()
+            most = self.limit.bytes
+            if end > most:
+                raise self.bad(f"a length in its header leads past {most:,} bytes; no more are read of such a file")
+            wanted = min(max(end - len(self.held), len(self.held), _FIRST), most - len(self.held))
             more = self.fetch(len(self.held), wanted)
             if not more:
                 raise self.bad(f"it ends after {len(self.held):,} bytes, within its header: it is truncated")
             self.held += more
 
-    def number(self, code: str) -> Any:
+    def check_time(self) -> None:
+        if time.thread_time() - self.start > self.limit.seconds:
+            raise self.bad(f"its header was not understood within {self.limit.seconds:g} s")
+
+    def numbers(self, code: str) -> tuple[Any, ...]:
+        """The numbers of a struct format, which stand here without holes."""
+        code = self.order + code
         size = struct.calcsize(code)
         self.need(size)
-        value = struct.unpack_from(self.order + code, self.held, self.at)[0]
         self.at += size
-        return value
+        return struct.unpack_from(code, self.held, self.at - size)
+
+    def number(self, code: str) -> Any:
+        return self.numbers(code)[0]
 
     def take(self, count: int) -> bytes:
         self.need(count)
@@ -111,29 +131,31 @@ class _Cursor:
     def _array(self) -> list[Any] | None:
         kind, count = self.number("I"), self.number("Q")
         if kind in _SCALARS:
-            size = struct.calcsize(_SCALARS[kind])
-            if count > LONGEST_TEXT:
-                self.skip(count * size)
+            if count > LONGEST_TEXT or self.kept + count > _MOST_NUMBERS:
+                self.skip(count * struct.calcsize(_SCALARS[kind]))
                 return None
-            self.need(count * size)
-            values = struct.unpack_from(f"{self.order}{count}{_SCALARS[kind]}", self.held, self.at)
-            self.at += count * size
-            return list(values)
+            self.kept += count
+            return list(self.numbers(f"{count}{_SCALARS[kind]}"))
         if kind != _STRING:
             raise self.bad(f"its metadata has an array of type {kind}; only numbers and texts are read")
         self.need(8 * count)  # each text has at least its length
-        for _ in range(count):
-            self.skip(self.number("Q"))
+        for done in range(count):
+            if done % _OFTEN == 0:
+                self.check_time()
+            if self.at + 8 > len(self.held):
+                self.need(8)
+            self.at += 8 + int.from_bytes(self.held[self.at : self.at + 8], _ENDIAN[self.order])
+        self.need(0)
         return None
 
 
-def scan(fetch: Fetch, file_size: int | None, where: str) -> GgufHeader:
+def scan(fetch: Fetch, file_size: int | None, where: str, limit: HeaderLimit = LOCAL) -> GgufHeader:
     """The header of a GGUF file.
 
-    InputError unless every length stays in bounds, every type is known, and the tensors lie inside the file without overlap.
-    `file_size` None: unknown.
+    InputError unless every length stays in bounds, every type is known, and the tensors lie inside the file without overlap,
+    or when it takes more than `limit`. `file_size` None: unknown.
     """
-    cursor = _Cursor(fetch, where)
+    cursor = _Cursor(fetch, where, limit)
     if cursor.take(4) != b"GGUF":
         raise cursor.bad("it does not begin with GGUF, so it is not a GGUF file")
     version = cursor.number("I")
@@ -148,7 +170,7 @@ def scan(fetch: Fetch, file_size: int | None, where: str) -> GgufHeader:
         )
     metadata: dict[str, Any] = {}
     for _ in range(keys):
-        key = cursor.text(LONGEST_TEXT)
+        key = cursor.text(_LONGEST_KEY)
         if key in metadata:
             raise cursor.bad(f"its metadata gives {key[:80]!r} twice")
         metadata[key] = cursor.value(cursor.number("I"))
@@ -160,15 +182,16 @@ def _tensors(cursor: _Cursor, count: int, metadata: dict[str, Any], file_size: i
     blocks = ggml_types()
     rows: list[tuple[int, StoredTensor]] = []
     shapes: dict[str, tuple[int, ...]] = {}
-    for _ in range(count):
+    for done in range(count):
+        if done % _OFTEN == 0:
+            cursor.check_time()
         name = cursor.text(LONGEST_NAME)
         if name in shapes:
             raise cursor.bad(f"tensor {name[:80]!r} is there twice")
         dimensions = cursor.number("I")
         if dimensions > 8:
             raise cursor.bad(f"tensor {name[:80]!r} has {dimensions:,} dimensions; ggml has at most 4")
-        sizes = [cursor.number("Q") for _ in range(dimensions)]
-        kind, offset = cursor.number("I"), cursor.number("Q")
+        *sizes, kind, offset = cursor.numbers(f"{dimensions}QIQ")
         if kind not in blocks:
             raise cursor.bad(f"tensor {name[:80]!r} has type {kind}, which the installed gguf package does not know")
         rows.append((offset, _sized(cursor, name, sizes, *blocks[kind])))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from io import BytesIO
+from typing import Any, Final
 
 from calc.errors import InputError
 from calc.model.config import parse_config
@@ -17,18 +19,34 @@ from calc.sources.gguf import GgufHeader, joined, scan, split_name
 from calc.sources.hub import Call, Fetched, Hub, HubId, NotThere, fetch, metadata_of
 from calc.sources.safetensors import (
     INDEX,
-    LARGEST_INDEX,
     SINGLE,
+    bad,
     gathered,
     header_length,
     parse_header,
-    shards_of,
+    read_shards,
     stored_safetensors,
 )
-from calc.sources.stored import StoredTensor, StoredTensors
+from calc.sources.stored import FROM_ELSEWHERE, StoredTensor, StoredTensors
 
 _AT_ONCE = 8  # requests at a time
 _FIRST = 2**17  # bytes of the first request: most headers fit
+_MOST_OF_ONE_MODEL: Final = 48_000_000  # bytes of all its headers; 207,000 tensors, the most in use, take 30 million
+_one = threading.Lock()  # header understood at a time by this process: the others' answers go on meanwhile
+
+
+class _Budget:
+    """Bytes of headers that one model may still take."""
+
+    def __init__(self) -> None:
+        self._left, self._lock = _MOST_OF_ONE_MODEL, threading.Lock()
+
+    def take(self, length: int, where: str) -> None:
+        """InputError where so many bytes more are too many."""
+        with self._lock:
+            self._left -= length
+            if self._left < 0:
+                raise bad(where, f"the headers of all its files have more than {_MOST_OF_ONE_MODEL:,} bytes")
 
 
 def find_on_hub(hub_id: HubId, stored: bool = False, hub: Hub = Hub()) -> Found:  # noqa: B008 (frozen)
@@ -83,25 +101,27 @@ def _stored(hub_id: HubId, hub: Hub) -> StoredTensors:
     if hub_id.file:
         return stored_safetensors(_header(hub_id, hub_id.file, hub), f"{hub_id.repo}/{hub_id.file}")
     try:
-        index = fetch(hub_id, INDEX, LARGEST_INDEX, hub)
+        index = fetch(hub_id, INDEX, FROM_ELSEWHERE.bytes, hub)
     except NotThere:
         return stored_safetensors(_header(hub_id, SINGLE, hub), f"{hub_id.repo}/{SINGLE}")
     where = f"{hub_id.repo}/{INDEX}"
-    shards = shards_of(index.data, where)
+    with _one:
+        shards = read_shards(BytesIO(index.data).read, len(index.data), where, FROM_ELSEWHERE).shards
+    budget = _Budget()
     call = Call(hub, hub_id, f"the header of a shard of {INDEX}", hub.stored_seconds)
 
     def read_all() -> dict[str, tuple[StoredTensor, ...]]:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            return dict(zip(shards, pool.map(lambda shard: _read_shard(call, shard), shards), strict=True))
+            return dict(zip(shards, pool.map(lambda shard: _read_shard(call, shard, budget), shards), strict=True))
 
     return stored_safetensors(gathered(shards, call.run(read_all), where), where)
 
 
-def _read_shard(call: Call, shard: str) -> tuple[StoredTensor, ...]:
+def _read_shard(call: Call, shard: str, budget: _Budget) -> tuple[StoredTensor, ...]:
     """The tensors of one shard, in the time that the whole call has left; a complaint names the shard."""
     part = Call(call.hub, call.hub_id, shard, call.left())
     try:
-        return _read_header(part)
+        return _read_header(part, budget)
     except InputError:
         raise
     except Exception as error:
@@ -110,17 +130,20 @@ def _read_shard(call: Call, shard: str) -> tuple[StoredTensor, ...]:
 
 def _header(hub_id: HubId, file: str, hub: Hub) -> tuple[StoredTensor, ...]:
     call = Call(hub, hub_id, file, hub.seconds)
-    return call.run(lambda: _read_header(call))
+    return call.run(lambda: _read_header(call, _Budget()))
 
 
-def _read_header(call: Call) -> tuple[StoredTensor, ...]:
+def _read_header(call: Call, budget: _Budget) -> tuple[StoredTensor, ...]:
     """The tensors of a safetensors file, from one range request, or two where its header is long."""
     where = f"{call.hub_id.repo}/{call.file}"
     data, size = read_range(call, 0, _FIRST)
-    length = header_length(data, size, where)
+    length = header_length(data, size, where, FROM_ELSEWHERE)
+    budget.take(length, where)
     if 8 + length > len(data):
         data += read_range(call, len(data), 8 + length - len(data))[0]
-    return parse_header(data[8 : 8 + length], size, where)
+    with _one:
+        call.left()
+        return parse_header(BytesIO(data[8 : 8 + length]).read, length, size, where, FROM_ELSEWHERE)
 
 
 def _gguf(hub_id: HubId, hub: Hub) -> Found:
@@ -134,16 +157,20 @@ def _gguf(hub_id: HubId, hub: Hub) -> Found:
 
 def _read_gguf(call: Call) -> tuple[GgufHeader, str]:
     commit, _ = metadata_of(call)
-    at_commit = replace(call.hub_id, revision=commit)
+    at_commit, budget = replace(call.hub_id, revision=commit), _Budget()
 
     def read(file: str) -> GgufHeader:
         part = Call(call.hub, at_commit, file, call.left())
         first, size = read_range(part, 0, _FIRST)
 
-        def take(offset: int, length: int) -> bytes:
-            return first if offset == 0 else read_range(part, offset, length)[0]
+        where = f"{call.hub_id.repo}/{file}"
 
-        return scan(take, size, f"{call.hub_id.repo}/{file}")
+        def take(offset: int, length: int) -> bytes:
+            more = first if offset == 0 else read_range(part, offset, length)[0]
+            budget.take(len(more), where)
+            return more
+
+        return scan(take, size, where, FROM_ELSEWHERE)
 
     header = read(call.file)
     splits = header.metadata.get("split.count", 1)

@@ -8,7 +8,7 @@ from typing import Final
 
 from calc.errors import InputError
 from calc.sources.files import open_plain
-from calc.sources.safetensors import INDEX, LARGEST_INDEX, SINGLE, bad, shards_named
+from calc.sources.safetensors import INDEX, SINGLE, bad, read_shards
 
 _POINTER: Final = re.compile(rb"version https://git-lfs\.github\.com/spec/v1\n(?:.*\n)*?size (\d{1,18})\n")
 _LARGEST: Final = 1024  # bytes of a pointer (https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md)
@@ -32,9 +32,9 @@ def absent_weights(path: Path) -> str | None:
             if size is None
             else f"{path.name} is a Git LFS pointer: its file has {size:,} bytes (git lfs pull fetches it)"
         )
-    with open_plain(path, LARGEST_INDEX) as (file, size):
-        text = file.read(size)
-    table, shards = shards_named(text, str(path))
+    with open_plain(path) as (file, size):
+        index = read_shards(file.read, size, str(path))
+    shards = index.shards
     missing, pointers, total = 0, 0, 0
     for shard in shards:
         place = path.parent / shard
@@ -52,8 +52,7 @@ def absent_weights(path: Path) -> str | None:
         if pointers
         else []
     )
-    stated = table.get("metadata")
-    size_line = stated.get("total_size") if isinstance(stated, dict) else None
+    size_line = index.metadata.get("total_size") if isinstance(index.metadata, dict) else None
     if isinstance(size_line, float) and size_line.is_integer():
         size_line = int(size_line)
     if type(size_line) is int and size_line >= 0:

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import isqrt
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from calc.breakdown import Breakdown, Component, Formula
 
-Key = TypeVar("Key", bound=Hashable)
 MOST_TENSORS: Final = 2**20  # the largest checkpoint in use stores under 300,000
 MOST_ELEMENTS: Final = 2**62
+
+
+class HeaderLimit(NamedTuple):
+    """What one header may take: its bytes, and seconds of a processor to understand it."""
+
+    bytes: int
+    seconds: float
+
+
+FROM_ELSEWHERE: Final = HeaderLimit(16_000_000, 5.0)  # what anyone may have put on the Hub
 
 
 class StoredTensor(NamedTuple):
@@ -56,24 +66,26 @@ _MASK = re.compile(r"(^|\.)(attn|attention)\.bias$")  # GPT-2's and GPT-NeoX's c
 _PACKED = re.compile(r"(qweight|weight_packed|_blocks)$")
 _QUANTIZED = re.compile(r"\.weight$")
 _CONTAINERS = ("U8", "I32", "U32", "I16")
-_NUMBER = re.compile(r"\d+")
+_NUMBER = re.compile(r"[0-9]+")
+_ZEROS = str.maketrans("123456789", "000000000")
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|blk|blocks|block|h)\.(\d{1,6})\.")
 
 
 def group_of(name: str) -> str:
     """The group of a tensor by its name: one of `GROUPS`."""
-    return _group(_NUMBER.sub("0", name))
+    return _group(name.translate(_ZEROS))
 
 
 @lru_cache(maxsize=4096)
 def _group(pattern: str) -> str:
-    """The same by a name whose numbers are 0: a checkpoint of 100,000 tensors has a few dozen of these."""
+    """The same by a name whose digits are 0: a checkpoint of 100,000 tensors has a few dozen of these."""
+    pattern = _NUMBER.sub("0", pattern)
     return next((group for group, regex in _GROUPS if regex.search(pattern)), "other")
 
 
 def role_of(tensor: StoredTensor) -> str:
     """One of "weight", "scale" of a quantised one, "buffer" (not a parameter of the model's class), or "packed": a container of several."""
-    role = _role(_NUMBER.sub("0", tensor.name), tensor.dtype)
+    role = _role(tensor.name.translate(_ZEROS), tensor.dtype)
     if role == "mask":
         return "buffer" if isqrt(tensor.elements) ** 2 == tensor.elements else "weight"
     return role
@@ -81,6 +93,7 @@ def role_of(tensor: StoredTensor) -> str:
 
 @lru_cache(maxsize=4096)
 def _role(pattern: str, dtype: str) -> str:
+    pattern = _NUMBER.sub("0", pattern)
     if dtype == "F8_E8M0" or _SCALE.search(pattern):
         return "scale"
     if _BUFFER.search(pattern):
@@ -105,7 +118,20 @@ class Sum(NamedTuple):
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+class Cell(NamedTuple):
+    """What tensors of one sum have in common."""
+
+    group: str
+    role: str
+    dtype: str
+
+    @property
+    def name(self) -> str:
+        """The name of its leaf: its format, with the role where that is not a weight's."""
+        return self.dtype if self.role == "weight" else f"{self.role}_{self.dtype}"
+
+
+@dataclass(frozen=True)
 class StoredTensors:
     """All tensors of one checkpoint. `blocks`: for each format, the bytes of a block and the elements in it."""
 
@@ -118,38 +144,53 @@ class StoredTensors:
 
     @property
     def elements(self) -> int:
-        return sum(tensor.elements for tensor in self.tensors)
+        return sum(cell.elements for cell in self.cells.values())
 
     @property
     def bytes(self) -> int:
-        return sum(tensor.bytes for tensor in self.tensors)
+        return sum(cell.bytes for cell in self.cells.values())
 
     def by_dtype(self) -> dict[str, Sum]:
         """Elements and bytes of each format, the largest first."""
-        return dict(sorted(self._sums(lambda tensor: tensor.dtype).items(), key=lambda item: -item[1].bytes))
+        return dict(sorted(self._sums(lambda cell: cell.dtype).items(), key=lambda item: -item[1].bytes))
 
     def by_group(self) -> dict[str, Sum]:
         """Elements and bytes of each group, in the order of `GROUPS`."""
-        sums = self._sums(lambda tensor: group_of(tensor.name))
+        sums = self._sums(lambda cell: cell.group)
         return {group: sums[group] for group in GROUPS if group in sums}
 
-    def _sums(self, key: Callable[[StoredTensor], Key]) -> dict[Key, Sum]:
-        sums: dict[Key, Sum] = {}
-        for tensor in self.tensors:
-            name = key(tensor)
-            elements, size = sums.get(name, (0, 0))
-            sums[name] = Sum(elements + tensor.elements, size + tensor.bytes)
+    def by_role(self) -> dict[str, Sum]:
+        """Elements and bytes of each role."""
+        return self._sums(lambda cell: cell.role)
+
+    def _sums(self, key: Callable[[Cell], str]) -> dict[str, Sum]:
+        sums: dict[str, Sum] = {}
+        for cell, part in self.cells.items():
+            elements, size = sums.get(key(cell), (0, 0))
+            sums[key(cell)] = Sum(elements + part.elements, size + part.bytes)
         return sums
+
+    @cached_property
+    def cells(self) -> Mapping[Cell, Sum]:
+        """Elements and bytes of each group, role and format: what all sums are made of, from one pass over the tensors."""
+        kinds = Counter((name.translate(_ZEROS), dtype, elements, size) for name, dtype, elements, size in self.tensors)
+        cells: dict[Cell, Sum] = {}
+        for (pattern, dtype, elements, size), count in kinds.items():
+            cell = Cell(group_of(pattern), role_of(StoredTensor(pattern, dtype, elements, size)), dtype)
+            before = cells.get(cell, Sum(0, 0))
+            cells[cell] = Sum(before.elements + count * elements, before.bytes + count * size)
+        return cells
 
     def breakdown(self, unit: str = "bytes") -> Breakdown:
         """The tensors by group and format, in "bytes", or in elements as "parameters"."""
         return Breakdown(Component("stored", children=tuple(self._nodes(unit))), unit)
 
     def _nodes(self, unit: str) -> Iterator[Component]:
-        cells = self._sums(_cell)
         for group in GROUPS:
             leaves = tuple(
-                self._leaf(name, dtype, total, unit) for (of, name, dtype), total in cells.items() if of == group
+                self._leaf(cell.name, cell.dtype, total, unit)
+                for cell, total in self.cells.items()
+                if cell.group == group
             )
             if leaves:
                 yield Component(group, children=leaves)
@@ -163,9 +204,3 @@ class StoredTensors:
         else:
             latex, numbers, value = "<n>", {"n": total.elements}, total.elements
         return Component(name, value, formula=Formula(latex, self.formula_source, self.formula_url), numbers=numbers)
-
-
-def _cell(tensor: StoredTensor) -> tuple[str, str, str]:
-    role = role_of(tensor)
-    name = tensor.dtype if role == "weight" else f"{role}_{tensor.dtype}"
-    return group_of(tensor.name), name, tensor.dtype

@@ -19,10 +19,10 @@ from calc.cli import run
 from calc.errors import InputError
 from calc.parameters import parameters
 from calc.serving.formats import GGML_BLOCKS
-from calc.sources import gguf as ours
 from calc.sources.gguf import ggml_types, read_gguf, scan, stored_gguf
 from calc.sources.hub import Hub, HubId
 from calc.sources.hub_weights import find_on_hub
+from calc.sources.stored import HeaderLimit
 from tests.calc.sources.gguf_files import converted, write_gguf
 from tests.calc.sources.hub_server import COMMIT, serving
 from tests.latex import assert_formulas_hold
@@ -320,11 +320,11 @@ def test_a_corrupt_file_is_refused_with_one_line_in_bounded_time_and_memory(name
         run(["params", str(path)])
 
 
-def test_a_corrupt_length_in_a_file_without_end_stops_at_the_limit(monkeypatch):
-    monkeypatch.setattr(ours, "LARGEST_HEADER", 2**22)
+def test_a_corrupt_length_in_a_file_without_end_stops_at_the_limit():
     head = raw([key("a", 9, struct.pack("<IQ", 8, 500_000))])
-    with pytest.raises(InputError, match="no GGUF header is so long"):
-        scan(lambda offset, length: (head + bytes([1]) * 2**23)[offset : offset + length], None, "endless.gguf")
+    endless = head + bytes([1]) * 2**23
+    with pytest.raises(InputError, match="leads past 4,194,304 bytes"):
+        scan(lambda offset, length: endless[offset : offset + length], None, "endless.gguf", HeaderLimit(2**22, 60.0))
 
 
 def test_a_header_is_as_good_as_refused_or_read_when_any_byte_changes(path):
