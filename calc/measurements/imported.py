@@ -7,7 +7,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Final
 
@@ -18,6 +18,8 @@ from calc.measurements.records import COLUMNS, LARGEST_LIST, Measured, Run
 
 LARGEST_FILE: Final = 20 * 2**20  # bytes
 _MOST_FACTS: Final = 40  # of an environment
+_LONGEST_ROW: Final = 2**16  # characters
+_SPACE: Final = re.compile(r"[ \t\n\r]*")
 _GUARD: Final = re.compile(r"'(?=[=+\-@\t\r])")  # what to_csv puts before a text that a spreadsheet would run
 
 
@@ -69,35 +71,71 @@ def imported(text: str | bytes, origin: str) -> list[tuple[Run, list[Measured]]]
         raise InputError(
             "file: it must be UTF-8 text, the CSV or JSON of `python -m measure results`", "file"
         ) from None
-    found = _from_json(decoded) if decoded.lstrip()[:1] in ("[", "{") else _from_csv(decoded)
-    if not found or len(found) > LARGEST_LIST:
-        raise InputError(f"file: it has {len(found):,} rows; from 1 to {LARGEST_LIST:,} are read at once", "file")
-    rows = [_checked(values, line) for line, values in enumerate(found, 1)]
+    is_json = decoded.lstrip()[:1] in ("[", "{")
+    # counted before anything is parsed: no text of a right row holds a line's end, or a quote that is not escaped
+    _check_count(decoded.count('"workload"') if is_json else decoded.rstrip().count("\n"))
+    rows = []
+    for line, values in enumerate(_from_json(decoded) if is_json else _from_csv(decoded), 1):
+        _check_count(line)
+        rows.append(_checked(values, line))
+    if not rows:
+        raise InputError(f"file: it has 0 rows; from 1 to {LARGEST_LIST:,} are read at once", "file")
     groups: dict[tuple[str, str, str], list[_Row]] = {}
     for row in rows:
         groups.setdefault((row.run, row.workload, row.started), []).append(row)
     return [_run(group, origin.strip()[:100] or "a file") for group in groups.values()]
 
 
-def _from_json(text: str) -> list[Any]:
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"file: not JSON ({str(error) or 'nested too deeply'})", "file") from None
-    if not isinstance(data, list):
+def _check_count(rows: int) -> None:
+    if rows > LARGEST_LIST:
+        raise InputError(f"file: it has {rows:,} rows or more; from 1 to {LARGEST_LIST:,} are read at once", "file")
+
+
+def _from_json(text: str) -> Iterator[Any]:
+    """The rows of a JSON list, one after the other: what comes after a wrong row, or after too many, is never built."""
+    at, decoder = _past_space(text, 0), json.JSONDecoder()
+    if text[at] != "[":
         raise InputError(
             "file: it must be a JSON list of rows, as `python -m measure results --format json` gives", "file"
         )
-    return data
+    at = _past_space(text, at + 1)
+    more = text[at : at + 1] != "]"
+    while more:
+        try:
+            row, used = decoder.raw_decode(text[at : at + _LONGEST_ROW])
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"file: not JSON ({str(error) or 'nested too deeply'})", "file") from None
+        yield row
+        at = _past_space(text, at + used)
+        more = text[at : at + 1] == ","
+        if not more and text[at : at + 1] != "]":
+            raise InputError("file: not JSON (no comma or ] after a row)", "file")
+        at = _past_space(text, at + 1) if more else at
+    if _past_space(text, at + 1) < len(text):
+        raise InputError("file: not JSON (it goes on after its last ])", "file")
 
 
-def _from_csv(text: str) -> list[Any]:
+def _past_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    assert found  # it matches nothing too
+    return found.end()
+
+
+def _from_csv(text: str) -> Iterator[Any]:
+    """The rows of a CSV, one after the other."""
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
-        if not set(COLUMNS) <= set(reader.fieldnames or ()):
-            missing = ", ".join(name for name in COLUMNS if name not in (reader.fieldnames or ()))
+        names = reader.fieldnames or ()
+        if not set(COLUMNS) <= set(names):
+            missing = ", ".join(name for name in COLUMNS if name not in names)
             raise InputError(f"file: neither JSON nor a CSV of results: its first line lacks {missing}", "file")
-        return [_from_cells(row) for row in reader]
+        if len(names) > len(_Row.model_fields):
+            raise InputError(
+                f"file: its first line has {len(names):,} columns; the known ones are {', '.join(_Row.model_fields)}",
+                "file",
+            )
+        for row in reader:
+            yield _from_cells(row)
     except csv.Error as error:
         raise InputError(f"file: not CSV (line {reader.line_num}: {error})", "file") from None
 

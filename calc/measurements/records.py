@@ -191,15 +191,17 @@ class Records:
         if not os.path.lexists(self.path) or os.lstat(self.path).st_size == 0:  # none yet, or just being made
             return []
         with self._open(write=False) as connection:
+            if _is_empty(connection):  # whoever was making it was killed, and what was begun is rolled back
+                return []
             return connection.execute(query, values).fetchall()
 
     @contextmanager
     def _open(self, write: bool) -> Iterator[sqlite3.Connection]:
+        """The database. Readers open it for writing too: only so can SQLite roll back what a killed writer left half done. A file that
+        this account may only read is still read."""
         try:
             self._check_file(make=write)
-            connection = sqlite3.connect(
-                f"{self.path.absolute().as_uri()}?mode={'rw' if write else 'ro'}", timeout=_WAIT_SECONDS, uri=True
-            )
+            connection = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=rw", timeout=_WAIT_SECONDS, uri=True)
             try:
                 with connection:  # commits, or rolls back on an error
                     self._check_version(connection, write)
@@ -207,9 +209,9 @@ class Records:
             finally:
                 connection.close()
         except (sqlite3.Error, OSError) as error:
-            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-                raise self._full() from None
-            raise self._refusal(f"cannot be used ({error})") from None
+            code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF  # without what SQLite adds in the higher bits
+            what, advice = _ADVICE.get(code, ("cannot be used ({})", ""))
+            raise self._refusal(what.format(error), advice) from None
 
     def _check_file(self, make: bool) -> None:
         """A link could lead a write anywhere, so only a plain file will do; a missing one is made, never through a link."""
@@ -229,8 +231,9 @@ class Records:
                 "BEGIN IMMEDIATE"
             )  # two processes may meet an empty file at once; one of them lays it out
         version, application = ask("PRAGMA user_version"), ask("PRAGMA application_id")
-        tables = ask("SELECT count(*) FROM sqlite_master")
-        if write and version == application == tables == 0:  # just made
+        if _is_empty(connection):  # just made
+            if not write:
+                return
             for statement in (*_TABLES, f"PRAGMA application_id = {APPLICATION}", f"PRAGMA user_version = {SCHEMA}"):
                 connection.execute(statement)
         elif application != APPLICATION:
@@ -238,18 +241,33 @@ class Records:
         elif version > SCHEMA:
             raise self._refusal(f"is of version {version}, newer than this program's {SCHEMA}; update the program")
 
-    def _refusal(self, what: str) -> InputError:
+    def _refusal(self, what: str, advice: str = "") -> InputError:
+        """The complaint. It never says to move or delete anything: rows may be in the file, and in the journal next to it."""
         return InputError(
-            f"results: {self.path} {what}; nothing was changed in it; move it away, or set PLUMBLINE_DATA to another folder",
+            f"results: {self.path} {what}; {advice or 'nothing was changed in it, keep it and any file next to it'}, or set "
+            "PLUMBLINE_DATA to another folder",
             "results",
         )
 
-    def _full(self) -> InputError:
-        return InputError(
-            f"results: {self.path} cannot grow: the disk is full; what was saved before is kept; make room, "
-            "or set PLUMBLINE_DATA to another folder",
-            "results",
-        )
+
+_ADVICE: Final = {
+    sqlite3.SQLITE_FULL: ("cannot grow: the disk is full", "what was saved before is kept; make room"),
+    sqlite3.SQLITE_BUSY: ("is written by another program ({})", "what was saved is kept; try again in a moment"),
+    sqlite3.SQLITE_READONLY: (
+        "holds a write that was broken off, and may not be written here ({})",
+        "what was saved is kept; open it once as an account that may write in its folder",
+    ),
+    sqlite3.SQLITE_CANTOPEN: (
+        "cannot be opened ({})",
+        "what was saved is kept; see to it that this account may write in its folder",
+    ),
+}
+
+
+def _is_empty(connection: sqlite3.Connection) -> bool:
+    """Whether nothing was ever laid out in it, by us or by another program."""
+    asked = ("PRAGMA user_version", "PRAGMA application_id", "SELECT count(*) FROM sqlite_master")
+    return not any(connection.execute(query).fetchone()[0] for query in asked)
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:

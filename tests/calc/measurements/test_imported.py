@@ -5,8 +5,9 @@ import json
 import pytest
 
 from calc.errors import InputError
+from calc.measurements import imported as module
 from calc.measurements.imported import LARGEST_FILE, compared, imported, machine_of
-from calc.measurements.records import Measured, Records, as_csv, as_json
+from calc.measurements.records import LARGEST_LIST, Measured, Records, as_csv, as_json
 
 H100 = {"device": "NVIDIA H100 80GB HBM3", "catalogue": "h100-sxm-80gb", "memory_bytes": 85_017_755_648}
 CPU = {"device": "a processor", "catalogue": ""}
@@ -140,3 +141,38 @@ def test_a_machine_that_is_not_one_is_refused_with_those_there_are(theirs, mine,
     mine.add("mine", ROWS[1])
     with pytest.raises(InputError, match=r"NVIDIA H100 80GB HBM3 \(from lab.csv\); a processor"):
         compared(mine.rows(), name, "processor")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        as_csv([]) + ",,,,,,,,,,,\n" * 170_000,
+        "[" + ",".join(['{"workload":1}'] * 130_000) + "]",
+        "[" + "{}," * 700_000 + "{}]",
+    ],
+    ids=["csv", "json", "rows without a name"],
+)
+def test_too_many_rows_are_refused_before_they_are_parsed(text, monkeypatch):
+    checked = []
+    monkeypatch.setattr(module, "_from_cells", checked.append)
+    monkeypatch.setattr(module, "_checked", lambda values, line: checked.append(line))
+    with pytest.raises(InputError, match="read at once"):
+        imported(text, "many")
+    assert len(checked) <= LARGEST_LIST
+
+
+def test_one_long_row_is_not_built():
+    with pytest.raises(InputError, match="not JSON"):
+        imported('[{"a":[' + "{}," * 500_000 + "{}]}]", "long")
+
+
+def test_a_line_of_many_columns_is_refused_by_its_names():
+    with pytest.raises(InputError, match="has 50,012 columns"):
+        imported(as_csv([]).rstrip() + ",x" * 50_000 + "\n", "wide")
+
+
+@pytest.mark.parametrize("text", ["[{}", "[{} {}]", "[{},]", "[{}] x", "[1 2]"])
+def test_a_list_that_is_no_json_is_refused(text, monkeypatch):
+    monkeypatch.setattr(module, "_checked", lambda values, line: values)
+    with pytest.raises(InputError, match="not JSON"):
+        imported(text, "file")

@@ -212,3 +212,64 @@ def test_the_place_of_the_data_can_be_chosen(monkeypatch, tmp_path):
 
 def test_the_file_is_the_users_own(records):
     assert records.path.stat().st_mode & 0o077 == 0
+
+
+KILLED = """
+import os, signal, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("PRAGMA cache_size = 1")  # what does not fit goes into the file before it is committed
+connection.execute("BEGIN IMMEDIATE")
+if sys.argv[2] == "new":
+    connection.execute("CREATE TABLE rows (id INTEGER PRIMARY KEY, environment)")
+    connection.executemany("INSERT INTO rows (environment) VALUES (?)", [("x" * 5000,)] * 50)
+else:
+    connection.execute("UPDATE runs SET environment = ?, outcome = 'half'", ('{"a": "' + "x" * 50_000 + '"}',))
+    connection.execute("DELETE FROM rows")
+    connection.executemany(
+        "INSERT INTO runs (id, workload, started, options, environment) VALUES (?, 'w', '', '{}', ?)",
+        [(str(at), "x" * 5000) for at in range(50)],
+    )
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def killed_while_writing(path, what="more"):
+    """A writer that dies with half its changes in the file, and how it was in the journal next to it."""
+    subprocess.run([sys.executable, "-c", KILLED, path, what], check=False)
+    journal = path.with_name(path.name + "-journal")
+    assert journal.stat().st_size > 512
+    return journal
+
+
+def test_what_a_killed_writer_left_half_done_is_rolled_back_by_the_next_reader(records):
+    records.add("run-1", ROW)
+    before = records.rows()
+    journal = killed_while_writing(records.path)
+    assert records.rows() == before
+    assert [(run.id, run.outcome) for run in records.runs()] == [("run-1", "")]
+    assert not journal.exists()
+
+
+def test_a_writer_killed_while_it_makes_the_file_leaves_an_empty_store(tmp_path):
+    store = Records(tmp_path / "results.sqlite3")
+    killed_while_writing(store.path, "new")
+    assert store.rows() == []
+    store.begin("run-1", "w", {}, {})
+    assert [run.id for run in store.runs()] == ["run-1"]
+
+
+def test_no_complaint_says_to_move_or_delete_what_may_hold_rows(records, monkeypatch):
+    for name in ("SQLITE_FULL", "SQLITE_BUSY", "SQLITE_READONLY_ROLLBACK", "SQLITE_CANTOPEN", "SQLITE_CORRUPT"):
+        error = sqlite3.OperationalError(name)
+        error.sqlite_errorcode = getattr(sqlite3, name)
+
+        def failing(*_, error=error, **__):
+            raise error
+
+        monkeypatch.setattr(sqlite3, "connect", failing)
+        with pytest.raises(InputError, match=r"full|SQLITE") as caught:
+            records.rows()
+        message = str(caught.value).partition(str(records.path))[2]
+        assert not {"move", "delete", "remove"} & set(message.split())
+        assert "kept" in message or "keep it" in message
+        assert "PLUMBLINE_DATA" in message
