@@ -14,12 +14,12 @@ from calc.serving.cache import cache_of
 
 SOURCE: Final = "GQA, arXiv 2305.13245; DeepSeek-V2 (MLA), arXiv 2405.04434, section 2.1; Mistral 7B (windows), arXiv 2310.06825, section 2"
 KINDS: Final[Mapping[str, str]] = {
-    "every head its own keys (MHA): Llama-2-7B": "llama-2-7b",
-    "groups of heads share keys (GQA): Llama-3-8B": "meta-llama-3-8b",
-    "one head for all (MQA): Falcon-7B": "falcon-7b",
-    "a latent in place of keys (MLA): DeepSeek-V3": "deepseek-v3",
-    "windows and full layers: Gemma-3-12B": "gemma-3-12b-it",
-    "a state of fixed size (Mamba): Mamba-370M": "mamba-370m-hf",
+    "MHA: Llama-2-7B": "llama-2-7b",
+    "GQA: Llama-3-8B": "meta-llama-3-8b",
+    "MQA: Falcon-7B": "falcon-7b",
+    "MLA: DeepSeek-V3": "deepseek-v3",
+    "windows: Gemma-3-12B": "gemma-3-12b-it",
+    "state: Mamba-370M": "mamba-370m-hf",
 }
 
 

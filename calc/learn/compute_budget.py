@@ -33,3 +33,10 @@ def compute_budget(plan: ComputeBudgetPlan) -> dict[str, ScalingAnswer]:
         except InputError:
             continue
     return found
+
+
+def above_best(answer: ScalingAnswer) -> tuple[tuple[float, float], ...]:
+    """Points (parameters, loss above the lowest of the same FLOPs), in nats a token; none where the fit has no loss."""
+    known = [(point.params, point.loss) for point in answer.iso_flop if point.loss is not None]
+    best = answer.optimum.loss
+    return () if best is None else tuple((params, loss - best) for params, loss in known)

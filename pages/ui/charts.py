@@ -453,8 +453,8 @@ class Bar:
     shown: str
 
 
-def lanes(bars: Sequence[Bar], x: str, key: str, said: str) -> None:
-    """Lanes one below the other, of bars along one axis; each kind has a colour of the row."""
+def lanes(bars: Sequence[Bar], x: str, key: str, said: str, *, legend: bool = True) -> None:
+    """Lanes one below the other, of bars along one axis; each kind has a colour, which a legend explains."""
     kinds = list(dict.fromkeys(bar.kind for bar in bars))
     data = [
         {"lane": b.lane, "start": b.start, "end": b.end, "text": b.text, "kind": b.kind, "shown": b.shown} for b in bars
@@ -471,7 +471,14 @@ def lanes(bars: Sequence[Bar], x: str, key: str, said: str) -> None:
         "layer": [
             {
                 "mark": {"type": "bar", "height": {"band": 0.86}, "stroke": "white", "strokeWidth": 1},
-                "encoding": {"color": {"field": "kind", "type": "nominal", "scale": colours, "legend": _LEGEND}},
+                "encoding": {
+                    "color": {
+                        "field": "kind",
+                        "type": "nominal",
+                        "scale": colours,
+                        "legend": _LEGEND if legend else None,
+                    }
+                },
             },
             {
                 "transform": [{"calculate": "(datum.start + datum.end) / 2", "as": "middle"}],

@@ -25,7 +25,9 @@ def show(numbers: Numbers) -> None:
         charts.title(
             f"{name.capitalize()}: {each.steps:,} steps, {numbers.percent(each.used)} of the slots make a token"
         )
-        charts.lanes(_bars(each), "steps", f"batching {name}", f"{name}: requests by slot over {each.steps} steps")
+        charts.lanes(
+            _bars(each), "steps", f"batching {name}", f"{name}: requests by slot over {each.steps} steps", legend=False
+        )
     st.latex(
         r"\text{static} = \sum_{\text{batches}} \max_i \ell_i, \qquad \text{busy} = \frac{\sum_i \ell_i}{\text{slots} \cdot \text{steps}}"
     )
@@ -39,7 +41,7 @@ def _bars(found: Batching) -> list[Bar]:
             turn.start,
             turn.end,
             str(turn.request + 1),
-            f"batch position {turn.request % 10 + 1}",
+            str(turn.request % 10),
             f"request {turn.request + 1}: steps {turn.start + 1} to {turn.end}",
         )
         for turn in found.turns

@@ -28,8 +28,9 @@ def show(numbers: Numbers) -> None:
         },
         hide_index=True,
     )
-    st.latex(
-        r"\text{MHA, GQA, MQA: } 2 \cdot k \cdot d \cdot 2 \text{ bytes a token and layer}, \qquad "
-        r"\text{MLA: } (r_{kv} + d_{rope}) \cdot 2, \text{ without the factor of 2 for keys and values}"
+    st.latex(r"\text{MHA, GQA, MQA: } 2 \cdot k \cdot d \cdot 2 \text{ bytes a token and layer}")
+    st.latex(r"\text{MLA: } (r_{kv} + d_{rope}) \cdot 2 \text{ bytes, keys and values in one}")
+    st.caption(
+        f"Every head has its own keys (MHA), groups share them (GQA), or all do (MQA); a latent stands for them (MLA); most layers see a "
+        f"window; or a state has a fixed size. 16 bits a number, no engine's blocks or padding. Source: {SOURCE}."
     )
-    st.caption(f"Source: {SOURCE}. 16 bits a number, no engine's blocks or padding.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from calc.learn.compute_budget import SOURCE, ComputeBudgetPlan, compute_budget
+from calc.learn.compute_budget import SOURCE, ComputeBudgetPlan, above_best, compute_budget
 from pages.ui import charts, scenario, widgets
 from pages.ui.charts import Curve
 from pages.ui.numbers import Numbers
@@ -26,15 +26,10 @@ def show(numbers: Numbers) -> None:
         },
         hide_index=True,
     )
-    lines = [
-        Curve(name, [(point.params, point.loss) for point in each.iso_flop])
-        for name, each in found.items()
-        if each.loss is not None
-    ]
-    charts.title("Loss of other sizes at the same FLOPs")
-    charts.curves(
-        lines, "parameters", "", numbers, "iso-FLOP", "Loss against the size; each curve is lowest at its best size"
-    )
+    lines = [Curve(name, above_best(each)) for name, each in found.items() if each.loss is not None]
+    charts.title("Loss above the best, of other sizes at the same FLOPs (nats a token)")
+    said = "Loss above the best against the size; each curve touches 0 at the size that its fit calls best"
+    charts.curves(lines, "parameters", "", numbers, "iso-FLOP", said)
     st.latex(r"C = 6 N D, \qquad L = E + \frac{A}{N^{\alpha}} + \frac{B}{D^{\beta}}")
     st.caption(
         f"Source: {SOURCE}. The well-known 20 tokens a parameter come from approaches 1 and 2; the fit with the paper's rounded "

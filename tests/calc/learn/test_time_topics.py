@@ -10,7 +10,7 @@ from calc.errors import InputError
 from calc.hardware import gpu
 from calc.learn.all_reduce import AllReducePlan, ring, volumes
 from calc.learn.batching import BatchingPlan, continuous, read_lengths, static
-from calc.learn.compute_budget import ComputeBudgetPlan, compute_budget
+from calc.learn.compute_budget import ComputeBudgetPlan, above_best, compute_budget
 from calc.learn.half_precision import HalfPrecisionPlan, scaled, summed
 from calc.learn.layer_roofline import LayerRooflinePlan, layer_roofline
 from calc.learn.parallel_layer import ParallelLayerPlan, parallel_layer
@@ -172,3 +172,7 @@ def test_a_budget_by_each_fit():
     for answer in found.values():
         assert 6 * answer.params * answer.tokens == pytest.approx(5.76e23, rel=1e-6)
     assert len(found) >= 4
+    points = above_best(refit)
+    assert min(loss for _, loss in points) == pytest.approx(0, abs=1e-9)
+    assert all(loss > 1e-3 for params, loss in points if not 0.3 < params / refit.params < 3)
+    assert above_best(found["kaplan"]) == ()
