@@ -153,12 +153,15 @@ def training_summary() -> str:
 
 
 def serving_table() -> str:
-    """Serving speed by engine and by model, GPU and weights: median and 90th percentile of the absolute error, and the signed median."""
+    """Serving speed by engine, without and with the runs' options, and by model, GPU and weights: median and 90th percentile of the
+    absolute error, and the signed median."""
     groups: dict[str, list[serving_speed.Errors]] = defaultdict(list)
     for each in serving_speed.errors(serving_speed.rows()):
         row = each.row
         for name in ("all", row["engine"], " ".join(row[key] for key in ("engine", "model", "gpu", "precision"))):
             groups[name].append(each)
+    for each in serving_speed.errors(serving_speed.rows(), recipes=False):
+        groups[f"{each.row['engine']}, defaults"].append(each)
     columns = serving_speed._COLUMNS
     head = [" ".join((what, by)) for what in ("TPOT:", "TTFT:") for by in ("Plumbline", "aiconfigurator", "roofline")]
     lines = [f"| runs | rows | {' | '.join(head)} |", "|" + "---|" * (2 + len(head))]

@@ -89,6 +89,7 @@ _ENGINE_FIELDS = {
     "poll_steps": ("sglang",),
     "gather_steps": ("tensorrt-llm",),
     "stream_steps": ("tensorrt-llm",),
+    "moe_backend": ("tensorrt-llm",),
     "enforce_eager": ("vllm",),
     "images": ("vllm",),
     "lora_slots": ("vllm",),

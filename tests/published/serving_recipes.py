@@ -32,9 +32,12 @@ def recipe(row: dict[str, Any]) -> dict[str, Any]:
     if not row["dump"].startswith("inferencex"):
         later = 9 * row["concurrency"]
         repeated = 1 - min(1.0, max(0, 100 - row["concurrency"]) / later)
-        if row["engine"] == "trtllm":
-            return {"max_batched_tokens": row["concurrency"] // row["dp"] + row["isl"] + 1500}
-        return {"repeated_prompts": repeated} if row["engine"] == "vllm" else {}
+        own: dict[str, dict[str, Any]] = {
+            "trtllm": {"max_batched_tokens": row["concurrency"] // row["dp"] + row["isl"] + 1500},
+            "vllm": {"repeated_prompts": repeated},
+            "sglang": {},
+        }
+        return {"length_spread": 0.0, **own[row["engine"]]}
     by_engine = {"trtllm": _trtllm, "sglang": _sglang, "vllm": _vllm}
     off = (
         {} if row["engine"] == "trtllm" else {"prefix_caching": False}
@@ -58,7 +61,8 @@ def _vllm(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trtllm(row: dict[str, Any]) -> dict[str, Any]:
-    """max_num_tokens holds one prompt and the sequences that decode; attention ranks wait up to 60 steps for each other's prompts."""
+    """max_num_tokens holds one prompt and the sequences that decode; attention ranks wait up to 60 steps for each other's prompts;
+    experts in FP8 run on DeepGEMM with data-parallel attention, else on TensorRT-LLM's own kernels (MOE_BACKEND)."""
     if row["model"].startswith("gpt-oss"):
         return {"max_batched_tokens": 20_000, "stream_steps": 20}
     drafted = _drafted(row)
@@ -67,6 +71,8 @@ def _trtllm(row: dict[str, Any]) -> dict[str, Any]:
     tokens = (batch + row["isl"] + 127) // 64 * 64
     least = 8192 if row["engine_version"] in _TRT_LEAST else 0
     found = {"max_batched_tokens": max(tokens, least), "draft_tokens": draft, "stream_steps": 10}
+    if row["precision"] == "fp8" and (row["dp"] > 1 or (row["isl"] < row["osl"] and batch >= 256)):
+        found["moe_backend"] = "deepgemm"
     return found | ({"gather_steps": 60} if row["dp"] > 1 else {})
 
 

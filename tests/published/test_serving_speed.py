@@ -33,6 +33,15 @@ def test_the_errors_of_each_engine_are_below_those_of_aiconfigurator(found, engi
     assert ours[1] < theirs[1]
 
 
+@pytest.mark.parametrize("engine", ["sglang", "trtllm", "vllm"])
+def test_plain_plans_are_nearer_than_aiconfigurator_in_the_median(engine):
+    own = [each for each in errors(rows(), recipes=False) if each.row["engine"] == engine]
+    for what in ("tpot", "ttft"):
+        theirs = [row for each in own if (row := each.row)[f"theirs_{what}_ms"]]
+        ours = shares(getattr(each, what) for each in own if each.row[f"theirs_{what}_ms"])
+        assert ours[0] < shares(row[f"theirs_{what}_ms"] / row[f"{what}_ms"] - 1 for row in theirs)[0]
+
+
 def test_the_bands_of_answers_are_the_record(found):
     first, each = ERRORS["measured"]
     assert shares(row.ttft for row in found)[1] == pytest.approx(first, abs=0.02)

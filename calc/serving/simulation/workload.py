@@ -15,8 +15,8 @@ def requests_of(plan: SimulationPlan, rate: float | None = None) -> list[Request
     arrivals = _arrivals(plan, rate, count, draw)
     found = []
     for at in range(count):
-        prompt = _length(plan.prompt_lengths, plan.prompt_tokens, plan.length_spread, at, draw)
-        output = _length(plan.output_lengths, plan.output_tokens, plan.length_spread, at, draw)
+        prompt = _length(plan.prompt_lengths, plan.prompt_tokens, plan.length_spread or 0.0, at, draw)
+        output = _length(plan.output_lengths, plan.output_tokens, plan.length_spread or 0.0, at, draw)
         shared = min(plan.shared_prefix, prompt)
         repeats = at >= plan.concurrency and plan.repeated_prompts and draw.random() < plan.repeated_prompts
         cached = prompt - 1 if repeats else min(max(plan.cached_prompt, shared if at else 0), prompt - 1)

@@ -32,15 +32,12 @@ def users_and_prompts(
     answer = serve(spec, plan, gpu)
     steps, rules = step_times(spec, answer.plan, gpu), rules_of(answer.plan, gpu)
     tokens = answer.capacity.tokens if queueing else None
-    mean = 1 - plan.length_spread / 2
     load = load_of(answer.plan, _UNBOUNDED, rules)
-    lengths = np.asarray(prompts, dtype=float)
+    lengths = np.asarray(prompts, dtype=float) * plan.mean_length
     fits: Any = np.inf
     if tokens is not None:
-        fits = np.maximum(tokens * plan.dp / (lengths * mean + load.output * (1 + rules.reserves) / 2), 1.0)
-    return pace(
-        replace(load, concurrency=np.asarray(users, dtype=float), prompt=lengths * mean, fits=fits), rules, steps
-    )
+        fits = np.maximum(tokens * plan.dp / (lengths + load.output * (1 + rules.reserves) / 2), 1.0)
+    return pace(replace(load, concurrency=np.asarray(users, dtype=float), prompt=lengths, fits=fits), rules, steps)
 
 
 def speed_by_users(spec: ModelSpec, plan: ServingPlan, gpu: Gpu, users: Array) -> Pace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
 from math import inf
@@ -26,10 +27,14 @@ from calc.serving.weights import StoredWeights
 
 _Kernels = Literal["vllm", "sglang", "trtllm"]
 _KERNELS: dict[str, _Kernels] = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "trtllm"}
+# TensorRT-LLM computes experts in FP8 blocks on Blackwell with its own kernels (_torch/model_config.py of 1.3, resolve_moe_backend: AUTO
+# is TRTLLM there), but its table has DeepGEMM's (moe_config.backend DEEPGEMM). vLLM 0.24's table of these GPUs is of the former, which
+# FlashInfer carries ("flashinfer_trtllm" in its kernel_source).
+_TRTLLM_GEN: _Kernels = "vllm"
 
 # The 90th percentile of the relative error on 600 published runs (tests/published/serving_speed.py) of the time to the first token and of
 # that per further token: with the GPU's own tables, and with them withheld, so that its nearest relative's stand in.
-ERRORS = {"measured": (0.56, 0.34), "by relation": (0.56, 0.38)}
+ERRORS = {"measured": (0.54, 0.31), "by relation": (0.56, 0.38)}
 
 
 def speed(
@@ -68,6 +73,7 @@ def step_times(spec: ModelSpec, plan: ServingPlan, gpu: Gpu) -> StepTimes:
         plan.kv_dtype,
         plan.draft_tokens,
         plan.enforce_eager,
+        plan.moe_backend,
     )
 
 
@@ -82,9 +88,15 @@ def _step_times(
     kv: str,
     draft: int,
     eager: bool,
+    moe_backend: str,
 ) -> StepTimes:
     kernels = kernel_times(gpu, times, _KERNELS.get(engine))
-    operations = Operations(spec, layout, kernels, weight_format(spec, weights), kv, query=1 + draft)
+    blackwell = (gpu.compute_capability or "").startswith("10.")
+    experts = None
+    if engine == "tensorrt-llm" and blackwell and moe_backend != "deepgemm":
+        experts = kernel_times(gpu, times, _TRTLLM_GEN)
+    form = weight_format(spec, weights)
+    operations = Operations(spec, layout, kernels, form, kv, query=1 + draft, fp8_block_experts=experts)
     return StepTimes(operations, engine_rules(engine).graph_tokens, eager)
 
 
@@ -115,8 +127,7 @@ def load_of(plan: ServingPlan, capacity: Capacity, rules: Scheduling) -> Load:
     The capacity counts sequences of the plan's context; what runs has its prompt and half of its output on average, or as much more
     of the output as the engine reserves.
     """
-    mean = 1 - plan.length_spread / 2
-    prompt, output = plan.prompt_tokens * mean, max(plan.output_tokens, 1) * mean
+    prompt, output = plan.prompt_tokens * plan.mean_length, max(plan.output_tokens, 1) * plan.mean_length
     fits = inf
     if capacity.sequences:
         fits = max(1.0, capacity.sequences * plan.dp * plan.context / (prompt + output * (1 + rules.reserves) / 2))
@@ -147,6 +158,14 @@ def _speed(plan: ServingPlan, steps: StepTimes, found: Pace, ideal: Speed) -> Sp
         )
     if found.queued:
         notes.append(f"{plan.concurrency:,} requests are more than the cache holds at once: the rest queue")
+    ends = [Ends(float(each.ttft), float(each.tpot), float(each.tokens_per_s)) for each in found.between or (found,)]
+    if found.between:
+        notes.append(_unknown_lengths(*ends))
+    if plan.rounds and plan.concurrency > 1:
+        notes.append(
+            f"ttft_s is the mean over {plan.rounds:,} requests of each user; the first {plan.concurrency:,} arrive at once, and their "
+            "prompts wait for each other (a load test's opening; rounds 0: a steady stream)"
+        )
     ttft, tpot, rate = float(found.ttft), float(found.tpot), float(found.tokens_per_s)
     running = min(plan.concurrency, rate * tpot)
     return replace(
@@ -156,14 +175,34 @@ def _speed(plan: ServingPlan, steps: StepTimes, found: Pace, ideal: Speed) -> Sp
         tokens_per_s=rate,
         notes=tuple(notes),
         source=kernels.source,
-        low=Ends(ttft / (1 + first), tpot / (1 + each), rate / (1 + each)),
-        high=Ends(ttft / (1 - first), tpot / (1 - each), rate / (1 - each)),
+        low=_scaled(min, ends, 1 / (1 + first), 1 / (1 + each)),
+        high=_scaled(max, ends, 1 / (1 - first), 1 / (1 - each)),
         itl_p95_s=float(found.late),
         prefill_s=float(found.prefill),
         queued_s=float(found.queued),
         decode_step=partial(_step, steps, running, plan.prompt_tokens + plan.output_tokens / 2),
         ideal=Ends(ideal.ttft_s, ideal.tpot_s, ideal.tokens_per_s),
         cost_per_million_tokens=_cost(plan, rate),
+    )
+
+
+def _scaled(end: Callable[[list[float]], float], ends: list[Ends], first: float, each: float) -> Ends:
+    """The lowest or the highest of some estimates, times a factor for the first token and one for the others."""
+    columns = zip(*((row.ttft_s or 0.0, row.tpot_s or 0.0, row.tokens_per_s or 0.0) for row in ends), strict=True)
+    ttft, tpot, rate = (end(list(column)) for column in columns)
+    return Ends(ttft * first, tpot * each, rate * each)
+
+
+def _unknown_lengths(equal: Ends, varied: Ends) -> str:
+    """Where equal lengths and lengths that vary lie, in a sentence."""
+
+    def ms(seconds: float | None) -> str:
+        return f"{(seconds or 0.0) * 1e3:,.1f} ms"
+
+    return (
+        f"length_spread is left out: times are the middle between requests of equal lengths, which stay in step (first token "
+        f"{ms(equal.ttft_s)}, further ones {ms(equal.tpot_s)}), and of lengths that vary by a fifth "
+        f"({ms(varied.ttft_s)}, {ms(varied.tpot_s)})"
     )
 
 

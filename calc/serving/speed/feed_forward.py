@@ -42,8 +42,10 @@ def _experts(rank: Rank, kind: Layer, moe: MoE, parts: tuple[Part, ...]) -> Iter
     if layout.dp > 1:
         yield TokenWork("all_to_all/dispatch", 1, _dispatch(rank, form), of_replica=True)
 
+    kernels = rank.fp8_block_experts if form == "fp8_block" and rank.fp8_block_experts else times
+
     def seconds(tokens: Array) -> Array:
-        return times.experts(
+        return kernels.experts(
             tokens=tokens,
             hidden=h,
             intermediate=moe.expert.intermediate_size,

@@ -6,7 +6,7 @@ hold the two together.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,15 +31,15 @@ _ROUNDS = 10  # after so many rounds the ends are taken as spread as they then a
 @dataclass(frozen=True, slots=True)
 class Load:
     """What the requests are like: `concurrency` in flight, tokens of prompt and output (means), `cached` prompt tokens found in the
-    cache, `spread`: lengths are drawn from 1 - spread to 1 of the longest. `rounds`: requests that each user sends one after
-    another, of which the first all arrive at once; 0: a steady stream. `repeated`: the share of those after the first that compute no
-    prompt. `fits`: sequences that the cache holds."""
+    cache, `spread`: lengths are drawn from 1 - spread to 1 of the longest, None where that is not known. `rounds`: requests that each
+    user sends one after another, of which the first all arrive at once; 0: a steady stream. `repeated`: the share of those after the
+    first that compute no prompt. `fits`: sequences that the cache holds."""
 
     concurrency: Any
     prompt: Any
     output: Any
     cached: Any = 0
-    spread: float = 0.0
+    spread: float | None = 0.0
     rounds: int = 10
     fits: Any = np.inf
     repeated: float = 0.0
@@ -51,7 +51,7 @@ class Pace:
     """Seconds to the first token and for each further one (means over all requests), and tokens/s of all sequences.
 
     `step` is a decode step without prompts, `prefill` the time that one prompt adds, `queued` what of `ttft` is waiting for the
-    cache, `late` the time between tokens that 5 % of them exceed.
+    cache, `late` the time between tokens that 5 % of them exceed. `between`: the two paces that this is the middle of.
     """
 
     ttft: Any
@@ -61,11 +61,22 @@ class Pace:
     prefill: Any
     queued: Any
     late: Any
+    between: tuple[Pace, ...] = ()
+
+
+# How far lengths vary where nobody says: RANDOM_RANGE_RATIO 0.8 of the largest public series of serving runs (InferenceX, README). The
+# other end is what load generators send unless told otherwise: equal lengths (vllm bench serve, AIPerf).
+USUAL_SPREAD = 0.2
 
 
 def pace(load: Load, rules: Scheduling, times: Times) -> Pace:
     """The means of a run. A prompt delays every sequence that decodes, whether it shares their step or goes before it; requests
-    that arrive at once wait for each other's prompts; what does not fit waits for the whole of another's time (Little's law)."""
+    that arrive at once wait for each other's prompts; what does not fit waits for the whole of another's time (Little's law).
+
+    Where the lengths' spread is not known: the geometric mean of equal and of varying lengths, which is wrong by the same factor
+    whichever of the two it is."""
+    if load.spread is None:
+        return _middle(*(pace(replace(load, spread=spread), rules, times) for spread in (0.0, USUAL_SPREAD)))
     running = np.minimum(np.minimum(load.concurrency, load.fits), rules.sequences)
     context = load.prompt + load.output / 2
     step = times.mixed(running, context, 0, 0, 0)
@@ -80,8 +91,8 @@ def pace(load: Load, rules: Scheduling, times: Times) -> Pace:
         first = burst
         delay = (burst - prompts.together) / decodes
     else:
-        group = np.maximum(group, prompts.packed if locked else 1)  # those that started together end together
-        each = prompts.seconds(group)
+        group = np.maximum(group, prompts.started_together(step) if locked else 1)
+        each = prompts.seconds_of_mean(group) if locked else prompts.seconds(group)
         cost = each / group * (1 - load.repeated)
         delay = np.maximum(running - group, 0) * cost / decodes
         looks = rules.ahead + (rules.poll_steps - 1) / 2 + hold
@@ -99,6 +110,13 @@ def pace(load: Load, rules: Scheduling, times: Times) -> Pace:
     return Pace(first + queued, tpot, running * load.output / whole, step, prompts.alone, queued, late)
 
 
+def _middle(equal: Pace, varied: Pace) -> Pace:
+    """The geometric mean of two paces."""
+    names = ("ttft", "tpot", "tokens_per_s", "step", "prefill", "queued", "late")
+    middle = {name: np.sqrt(getattr(equal, name) * getattr(varied, name)) for name in names}
+    return Pace(**middle, between=(equal, varied))
+
+
 def _static(load: Load, prompts: _Prompts, running: Any, context: Any, decodes: Any) -> Pace:
     """Batches of a fixed size: all prompts, then decode steps until the longest output is done; the places of those that end early stay
     empty.
@@ -106,7 +124,8 @@ def _static(load: Load, prompts: _Prompts, running: Any, context: Any, decodes: 
     The longest of n outputs drawn evenly from 1 - spread to 1 of the most is 1 - spread / (n + 1) of it in expectation.
     """
     steps = np.ceil(running / prompts.packed)
-    longest = (1 - load.spread / (running + 1)) / (1 - load.spread / 2)
+    spread = load.spread or 0.0
+    longest = (1 - spread / (running + 1)) / (1 - spread / 2)
     first = (steps + 1) / 2 * prompts.together
     step = prompts.times.mixed(running / longest, context, 0, 0, 0)
     batch = steps * prompts.together + longest * decodes * step
@@ -137,6 +156,26 @@ class _Prompts:
         cached = self.load.cached + (self.chunks - 1) / 2 * new
         return passes * (self.times.mixed(self.decoding, self.context, in_one, new, cached) - self.base)
 
+    def seconds_of_mean(self, prompts: Any) -> Any:
+        """Seconds of steps with so many prompts on average."""
+        most = np.maximum(np.ceil(prompts), 1)
+        rest = (prompts - 1) / np.maximum(most - 1, 1)
+        return self.alone + (self.seconds(most) - self.alone) * rest
+
+    def started_together(self, step: Any) -> Any:
+        """Prompts in the step of a prompt after the first round, on average, where all lengths are equal.
+
+        What started together ends together and is sent together, but the tokenizer lets one prompt through at a time: the first start
+        while the others are split, and from then on end by themselves. So a single group loses in each round those that come within a
+        step. Where users are more than one step takes, such steps follow each other and catch up: they stay full.
+        """
+        group, come = self.packed, np.maximum(np.floor(step / (self.load.prompt * TOKENISE)), 1)
+        rounds, total = range(1, max(2, min(self.load.rounds, _ROUNDS))), 0.0
+        for n in rounds:
+            apart = np.minimum(n * come, group)
+            total = total + (apart * np.minimum(come, group) + (group - apart) ** 2) / group
+        return np.where(self.running > group, group, total / len(rounds))
+
     def later_rounds(self, each_pass: Any, decodes: Any, cost: Any, each: Any, looks: Any) -> Any:
         """Mean seconds that a prompt waits in the rounds after the first.
 
@@ -158,7 +197,10 @@ class _Prompts:
             busy = np.minimum(work / np.maximum(window, 1e-9), 0.99)
             random = np.minimum(busy / (2 * (1 - busy)) * each, 0.4 * np.sqrt(self.running) * cost)
             queue = np.maximum(work - window, 0) / 2 + random if load.spread or not load.rounds else 0.0
-            total = total + looks * np.minimum(step / (1 - busy), step + self.together) + queue
+            waited = np.minimum(step / (1 - busy), step + self.together)
+            if load.spread == 0.0 and load.rounds:  # one group: nothing but decoding is under way when it comes
+                waited = np.where(self.running > self.packed, waited, step + self.alone)
+            total = total + looks * waited + queue
         return total / len(rounds)
 
     def burst(self) -> Any:

@@ -20,11 +20,12 @@ class SpeedOptions(BaseModel):
         description="whose times: measured kernels of that GPU or its nearest relative, your own measurements (calibrated), or the "
         "ideal roofline; left out: measured",
     )
-    length_spread: float = Field(
-        0.0,
+    length_spread: float | None = Field(
+        None,
         ge=0,
         lt=1,
-        description="lengths are drawn evenly from 1 - spread to 1 of prompt and output; 0: all are equal",
+        description="lengths are drawn evenly from 1 - spread to 1 of prompt and output; 0: all are equal; left out: not known, "
+        "so prompt and output are means, and times lie between those of equal lengths and of 0.2",
     )
     rounds: int = Field(
         10,
@@ -61,9 +62,18 @@ class SpeedOptions(BaseModel):
         le=10_000,
         description="TensorRT-LLM's timeout_iters: steps that prompts wait so that all data-parallel ranks get one",
     )
+    moe_backend: Literal["auto", "trtllm", "deepgemm"] = Field(
+        "auto",
+        description="TensorRT-LLM's moe_config.backend for experts in FP8 blocks on Blackwell; auto: trtllm, as from 1.3 on",
+    )
     price_per_gpu_hour: float | None = Field(
         None, gt=0, le=1e6, description="price of one GPU for an hour, any currency"
     )
+
+    @property
+    def mean_length(self) -> float:
+        """The mean of the lengths, as a share of prompt and output."""
+        return 1 - (self.length_spread or 0.0) / 2
 
     @property
     def tokens_a_step(self) -> float:

@@ -32,6 +32,9 @@ class Rank:
     form: WeightFormat
     kv: str
     query: int = 1  # tokens of one sequence in a decode step: 1 and the draft's
+    fp8_block_experts: KernelTimes | None = (
+        None  # of experts in FP8 blocks, where the engine takes other kernels than its table's
+    )
 
     @property
     def cache(self) -> str:

@@ -215,3 +215,42 @@ def test_a_draft_writes_a_recurrent_state_after_each_token_that_it_checks():
         return sum(row.value for row in rows if row.path.endswith("/scan"))
 
     assert scan(four) == pytest.approx(2.5 * scan(one))  # one read and four writes for one of each
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+@pytest.mark.parametrize("users", [1, 4, 64])
+def test_unknown_lengths_lie_between_equal_and_varying_ones(engine, users):
+    steps, rules = step_times(MODEL, plan(engine=engine), H100), rules_of(plan(engine=engine), H100)
+    equal, varied, middle = (pace(Load(users, 2048, 512, spread=each), rules, steps) for each in (0.0, 0.2, None))
+    for name in ("ttft", "tpot", "tokens_per_s"):
+        low, high = float(getattr(equal, name)), float(getattr(varied, name))
+        assert float(getattr(middle, name)) ** 2 == pytest.approx(low * high)
+    assert [float(each.ttft) for each in middle.between] == [float(equal.ttft), float(varied.ttft)]
+
+
+def test_an_answer_says_that_lengths_are_unknown_and_that_the_first_prompts_come_at_once():
+    asked, told = serve(MODEL, plan(), H100).speed, serve(MODEL, plan(length_spread=0.2, rounds=0), H100).speed
+    assert any(note.startswith("length_spread is left out") for note in asked.notes)
+    assert any("the first 32 arrive at once" in note for note in asked.notes)
+    assert not any("length_spread" in note or "at once" in note for note in told.notes)
+    means = (load_of(plan(length_spread=spread), FREE, rules_of(plan(), H100)).prompt for spread in (None, 0.0, 0.2))
+    assert tuple(means) == (2048, 2048, pytest.approx(0.9 * 2048))
+    equal = serve(MODEL, plan(engine="sglang", length_spread=0.0), H100).speed
+    unknown = serve(MODEL, plan(engine="sglang"), H100).speed
+    assert unknown.high.ttft_s == pytest.approx(equal.high.ttft_s)  # the band covers both ends
+
+
+def test_experts_in_fp8_blocks_on_blackwell_run_on_the_kernels_that_the_plan_names():
+    deepseek, b200 = load("deepseek-r1"), gpu("b200-180gb")
+
+    def experts(card, **changes):
+        asked = plan(engine="tensorrt-llm", weights="fp8", tp=8, concurrency=16, **changes)
+        step = serve(deepseek, asked, card).speed.step
+        return next(row.value for row in step.rows() if row.path.endswith("moe/experts"))
+
+    assert experts(b200) == experts(b200, moe_backend="trtllm")
+    # 16 tokens, 8 ranks that split each expert: 208 to 220 µs with DeepGEMM, 103 with TensorRT-LLM's own (the tables' rows of this shape)
+    assert experts(b200, moe_backend="deepgemm") / 58 == pytest.approx(220e-6, rel=0.06)
+    assert experts(b200) / 58 == pytest.approx(103e-6, rel=0.06)
+    hopper = gpu("h200-141gb")
+    assert experts(hopper) == experts(hopper, moe_backend="deepgemm")
