@@ -33,7 +33,10 @@ class SimulationPlan(ServingPlan):
 
     output: int = Field(256, ge=1, le=MOST_TOKENS, description="tokens to generate after the prompt")
     length_spread: float | None = Field(
-        0.0, ge=0, lt=1, description="lengths are drawn evenly from 1 - spread to 1 of prompt and output; 0: all are equal"
+        0.0,
+        ge=0,
+        lt=1,
+        description="lengths are drawn evenly from 1 - spread to 1 of prompt and output; 0: all are equal",
     )
     requests: int = Field(1000, ge=1, le=MOST_REQUESTS, description="requests to run")
     arrivals: Literal["closed", "poisson", "list"] = Field(

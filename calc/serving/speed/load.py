@@ -75,29 +75,35 @@ def pace(load: Load, rules: Scheduling, times: Times) -> Pace:
 
     Where the lengths' spread is not known: the geometric mean of equal and of varying lengths, which is wrong by the same factor
     whichever of the two it is."""
-    if load.spread is None:
-        return _middle(*(pace(replace(load, spread=spread), rules, times) for spread in (0.0, USUAL_SPREAD)))
     running = np.minimum(np.minimum(load.concurrency, load.fits), rules.sequences)
     context = load.prompt + load.output / 2
     step = times.mixed(running, context, 0, 0, 0)
-    decodes = np.maximum(load.output - 1, 1) / load.tokens_a_step
     prompts = _Prompts(load, rules, times, running, context, step)
-    hold, group = _gathered(rules, running / decodes)
-    burst = prompts.burst()
+    if load.spread is not None:
+        return _pace(load, rules, prompts)
+    return _middle(*(_pace(replace(load, spread=spread), rules, prompts) for spread in (0.0, USUAL_SPREAD)))
+
+
+def _pace(load: Load, rules: Scheduling, prompts: _Prompts) -> Pace:
+    """The means of a run whose lengths vary as `load` says."""
+    running, step = prompts.running, prompts.step
+    decodes = np.maximum(load.output - 1, 1) / load.tokens_a_step
     if rules.static:
-        return _static(load, prompts, running, context, decodes)
+        return _static(load, prompts, running, prompts.context, decodes)
+    hold, group = _collected(rules, running / decodes)
+    burst = prompts.burst()
     locked = load.spread == 0.0 and load.rounds > 0
     if locked and not rules.mixes:  # all end in the same step, so every round is a burst
         first = burst
         delay = (burst - prompts.together) / decodes
     else:
-        group = np.maximum(group, prompts.started_together(step) if locked else 1)
+        group = np.maximum(group, prompts.started_together() if locked else 1)
         each = prompts.seconds_of_mean(group) if locked else prompts.seconds(group)
         cost = each / group * (1 - load.repeated)
         delay = np.maximum(running - group, 0) * cost / decodes
         looks = rules.ahead + (rules.poll_steps - 1) / 2 + hold
         others = 1 - 1 / running  # one user alone finds the engine idle
-        waits = prompts.later_rounds(step + delay, decodes, cost, each, looks) + prompts.base
+        waits = prompts.later_rounds(load.spread or 0.0, step + delay, decodes, cost, each, looks) + prompts.base
         steady = waits * others + each * (1 - load.repeated) + load.prompt * TOKENISE
         first = (burst + (load.rounds - 1) * steady) / load.rounds if load.rounds else steady
     pass_ = step + delay
@@ -136,10 +142,11 @@ def _static(load: Load, prompts: _Prompts, running: Any, context: Any, decodes: 
 
 
 class _Prompts:
-    """What prompts cost: `packed` of them go into one step, each in `chunks` steps; `base` is what such a step takes without them."""
+    """What prompts cost: `packed` of them go into one step, each in `chunks` steps; `base` is what such a step takes without them.
+    Nothing here but `later_rounds` knows how lengths vary."""
 
     def __init__(self, load: Load, rules: Scheduling, times: Times, running: Any, context: Any, step: Any) -> None:
-        self.load, self.times, self.context, self.running = load, times, context, running
+        self.load, self.times, self.context, self.running, self.step = load, times, context, running, step
         self.new = np.maximum(load.prompt - load.cached, 1)
         budget = np.maximum(rules.step_tokens - (running if rules.mixes else 0), 1)
         self.packed = np.clip(np.floor(budget / self.new), 1, running)
@@ -162,21 +169,24 @@ class _Prompts:
         rest = (prompts - 1) / np.maximum(most - 1, 1)
         return self.alone + (self.seconds(most) - self.alone) * rest
 
-    def started_together(self, step: Any) -> Any:
+    def rounds(self) -> Any:
+        """The rounds after the first, along an axis of their own before those of the load."""
+        count = max(2, min(self.load.rounds, _ROUNDS)) - 1
+        return np.arange(1, count + 1).reshape(-1, *(1,) * np.ndim(self.running + self.new))
+
+    def started_together(self) -> Any:
         """Prompts in the step of a prompt after the first round, on average, where all lengths are equal.
 
         What started together ends together and is sent together, but the tokenizer lets one prompt through at a time: the first start
         while the others are split, and from then on end by themselves. So a single group loses in each round those that come within a
         step. Where users are more than one step takes, such steps follow each other and catch up: they stay full.
         """
-        group, come = self.packed, np.maximum(np.floor(step / (self.load.prompt * TOKENISE)), 1)
-        rounds, total = range(1, max(2, min(self.load.rounds, _ROUNDS))), 0.0
-        for n in rounds:
-            apart = np.minimum(n * come, group)
-            total = total + (apart * np.minimum(come, group) + (group - apart) ** 2) / group
-        return np.where(self.running > group, group, total / len(rounds))
+        group, come = self.packed, np.maximum(np.floor(self.step / (self.load.prompt * TOKENISE)), 1)
+        apart = np.minimum(self.rounds() * come, group)
+        seen = (apart * np.minimum(come, group) + (group - apart) ** 2) / group
+        return np.where(self.running > group, group, seen.mean(axis=0))
 
-    def later_rounds(self, each_pass: Any, decodes: Any, cost: Any, each: Any, looks: Any) -> Any:
+    def later_rounds(self, spread: float, each_pass: Any, decodes: Any, cost: Any, each: Any, looks: Any) -> Any:
         """Mean seconds that a prompt waits in the rounds after the first.
 
         What started together ends together, but for the spread of the lengths, which adds up over the rounds as independent draws do:
@@ -187,21 +197,18 @@ class _Prompts:
         """
         if not self.mixes:
             return looks * each_pass
-        load, step = self.load, self.times.mixed(self.running, self.context, 0, 0, 0)
+        load, step = self.load, self.step
         cost = np.minimum(cost, self.together / self.packed * (1 - load.repeated))  # those that queue share a step
         cycle, span = each_pass * decodes, np.ceil(self.running / self.packed) * (self.together + self.base)
-        work, total = self.running * cost, 0.0
-        rounds = range(1, max(2, min(load.rounds, _ROUNDS)))
-        for n in rounds:
-            window = np.minimum(cycle, n**0.5 * load.spread * cycle + span) if load.rounds else cycle
-            busy = np.minimum(work / np.maximum(window, 1e-9), 0.99)
-            random = np.minimum(busy / (2 * (1 - busy)) * each, 0.4 * np.sqrt(self.running) * cost)
-            queue = np.maximum(work - window, 0) / 2 + random if load.spread or not load.rounds else 0.0
-            waited = np.minimum(step / (1 - busy), step + self.together)
-            if load.spread == 0.0 and load.rounds:  # one group: nothing but decoding is under way when it comes
-                waited = np.where(self.running > self.packed, waited, step + self.alone)
-            total = total + looks * waited + queue
-        return total / len(rounds)
+        work, n = self.running * cost, self.rounds() if spread else 1
+        window = np.minimum(cycle, np.sqrt(n) * spread * cycle + span) if load.rounds else cycle
+        busy = np.minimum(work / np.maximum(window, 1e-9), 0.99)
+        waited = np.minimum(step / (1 - busy), step + self.together)
+        if load.rounds and not spread:  # one group: each prompt comes while the one before it is computed
+            return looks * np.where(self.running > self.packed, waited, step + self.alone)
+        random = np.minimum(busy / (2 * (1 - busy)) * each, 0.4 * np.sqrt(self.running) * cost)
+        found = looks * waited + np.maximum(work - window, 0) / 2 + random
+        return found.mean(axis=0) if spread else found
 
     def burst(self) -> Any:
         """Mean seconds to the first token where all arrive at once: prompts pass the tokenizer, then the steps, one after another."""
@@ -211,7 +218,7 @@ class _Prompts:
         return (steps + 1) / 2 * slowest
 
 
-def _gathered(rules: Scheduling, rate: Any) -> tuple[Any, Any]:
+def _collected(rules: Scheduling, rate: Any) -> tuple[Any, Any]:
     """Steps that a prompt is held back on average, and how many are then computed together, where `rate` of them come in a step;
     those that come between two looks are computed together as well."""
     if not rules.gather_steps:
