@@ -20,6 +20,7 @@ from calc.serving import ServingPlan
 from calc.serving import serve as serve_model
 from calc.training import TrainingPlan, suggest, train
 from tests.pages.server import PATIENCE, ROOT, Server, open_page, open_tab, serve, settled, unfold
+from tests.recorded.recording import drawn
 
 pytestmark = pytest.mark.browser
 
@@ -319,7 +320,7 @@ def test_a_change_that_fits_is_applied_by_its_button_in_the_fields_and_in_the_li
 
 def test_on_a_phone_nothing_is_wider_than_the_screen(page: Page, server: Server):
     page.set_viewport_size({"width": 390, "height": 844})
-    for name in ("", "training", "kv_cache"):
+    for name in drawn(("", "training", "kv_cache"), 1):
         open_page(page, f"{server.url}/{name}")
         assert page.evaluate("document.querySelector('[data-testid=stMain]').scrollWidth") <= 390
 
@@ -341,7 +342,7 @@ def test_every_page_asks_nothing_of_other_hosts_and_memory_stays_small(browser: 
     page = context.new_page()
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
-    for name in HEADINGS:
+    for name in drawn(HEADINGS, 4):
         open_page(page, f"{server.url}/{name}")
         healthy(page)
         unnamed = [chart for chart in page.get_by_test_id("stVegaLiteChart").all() if not _name(chart)]
