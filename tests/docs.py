@@ -174,7 +174,7 @@ def serving_table() -> str:
 
 def time_table() -> str:
     """Training throughput by source, and for dense models and models with experts."""
-    good = training_throughput.counted(training_throughput.cases())
+    good = training_throughput.compared(training_throughput.cases())
     groups: dict[str, list[training_throughput.Case]] = defaultdict(list)
     for case in good:
         groups[training_throughput.family(case)].append(case)
@@ -205,7 +205,7 @@ def three_ways() -> str:
     memory = training_memory.errors_of(
         row for row in training_memory.ROWS if row["confidence"] == "high" and row["measured"]
     )
-    good = training_throughput.counted(training_throughput.cases())
+    good = training_throughput.compared(training_throughput.cases())
     dense, experts = (
         100 * median(abs(case.error()) for case in good if case.experts == kind) for kind in (False, True)
     )

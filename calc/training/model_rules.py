@@ -134,8 +134,8 @@ def _check_targets(lora: Lora, spec: ModelSpec) -> None:
 def _adapters_of_layers(lora: Lora, spec: ModelSpec) -> int:
     """Elements of the adapters A and B that the step's ledger holds."""
     kinds = model_tensors(spec, 1, 1, replace(lora, magnitude=False)).kinds
-    held = [sum(tensor.elements for tensor in kind.tensors if tensor.adapter) for kind in kinds]
-    return sum(size * count for size, count in zip(held, spec.layers.counts, strict=True))
+    adapters = [sum(tensor.elements for tensor in kind.tensors if tensor.adapter) for kind in kinds]
+    return sum(size * count for size, count in zip(adapters, spec.layers.counts, strict=True))
 
 
 def _generates_plainly(mixer: object, seq: int) -> bool:

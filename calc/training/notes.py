@@ -41,29 +41,29 @@ def _assumptions(plan: TrainingPlan, spec: ModelSpec) -> list[str]:
         if spec.has_head
         else "no head and no labels: the step on text ends at the last hidden state"
     )
-    told = [f"{labels}, no attention mask is given, gradients are set to None, and the optimizer has its state"]
-    told += [note for note in (RECIPES[plan.recipe].note, OPTIMIZERS[plan.optimizer].note) if note]
-    told += OFFLOAD[plan.offload]
+    notes = [f"{labels}, no attention mask is given, gradients are set to None, and the optimizer has its state"]
+    notes += [note for note in (RECIPES[plan.recipe].note, OPTIMIZERS[plan.optimizer].note) if note]
+    notes += OFFLOAD[plan.offload]
     if plan.method == "qlora":
-        told += (f"qlora: the linear layers of the stack are {BASE_FORMATS[plan.quantization].note}", *QUANTISED)
-    told += VARIANTS if plan.lora else ()
-    told += spec.beyond_positions("seq", plan.seq)
+        notes += (f"qlora: the linear layers of the stack are {BASE_FORMATS[plan.quantization].note}", *QUANTISED)
+    notes += VARIANTS if plan.lora else ()
+    notes += spec.beyond_positions("seq", plan.seq)
     idle = idle_towers(spec)
     if idle:
-        told.append(
+        notes.append(
             f"text-only step: {', '.join(idle)} hold weights alone, no gradients, optimizer states or activations"
         )
     others = [tower.name for tower in spec.towers if tower.in_total and tower.name not in idle]
     if others:
-        told.append(f"{', '.join(others)}: states are counted, activations are not")
-    told += program_of(plan).notes(plan, spec)
-    told += [f"activations are an estimate: {text}" for text in spec.estimates]
-    told += _sharding(plan, spec)
+        notes.append(f"{', '.join(others)}: states are counted, activations are not")
+    notes += program_of(plan).notes(plan, spec)
+    notes += [f"activations are an estimate: {text}" for text in spec.estimates]
+    notes += _sharding(plan, spec)
     if plan.scores:
-        told += _scoring(plan)
+        notes += _scoring(plan)
     if plan.ep > 1:
-        told.append("experts are balanced: every rank serves as many tokens as it holds")
-    return told
+        notes.append("experts are balanced: every rank serves as many tokens as it holds")
+    return notes
 
 
 def _sharding(plan: TrainingPlan, spec: ModelSpec) -> Iterator[str]:

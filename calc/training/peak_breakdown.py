@@ -114,9 +114,9 @@ def _working(memory: StageMemory, phase: str, moment: Moment) -> Iterable[Compon
     if moment.at == "block":
         parts = segment.live_parts(phase, memory.shape.adds_at_once)
     else:
-        held = memory.shape.around(phase, segment, moment.at).items()
+        storages = memory.shape.around(phase, segment, moment.at).items()
         source = "what the block begins or ends with"
-        parts = tuple(_plain(name, value, "<x>", {"x": value}, source) for name, value in held if value)
+        parts = tuple(_plain(name, value, "<x>", {"x": value}, source) for name, value in storages if value)
     yield Component("working", children=placed(segment.path, parts, 1) if parts else ())
 
 

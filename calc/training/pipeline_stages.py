@@ -87,10 +87,10 @@ def stages(plan: TrainingPlan, spec: ModelSpec) -> tuple[Stage, ...]:
     if p == 1:
         return (Stage(0, pattern, True, True, True, 1, 1),)
     starts = part_starts(plan, len(pattern))
-    held = in_flight(plan.schedule, p, plan.microbatches, v)
+    micro_batches = in_flight(plan.schedule, p, plan.microbatches, v)
     made = []
     for rank in range(p):
         parts = [model_stage(_shape(plan.schedule), p, rank, chunk) for chunk in range(v)]
         layers = tuple(kind for part in sorted(parts) for kind in pattern[starts[part] : starts[part + 1]])
-        made.append(Stage(rank, layers, 0 in parts, p * v - 1 in parts, 0 in parts, held[rank], v))
+        made.append(Stage(rank, layers, 0 in parts, p * v - 1 in parts, 0 in parts, micro_batches[rank], v))
     return tuple(made)

@@ -125,9 +125,9 @@ def test_every_format_answers(command):
 
 def test_a_table_shows_every_phase_and_overhead_that_json_has():
     argv = ["train", "llama-2-7b", "--dp", "8"]
-    told, table = json.loads(run([*argv, "--format", "json"])), run(argv)
+    answer, table = json.loads(run([*argv, "--format", "json"])), run(argv)
     for group in ("phases", "overhead_bytes"):
-        for name, value in told[group].items():
+        for name, value in answer[group].items():
             assert any(line.startswith(f"{group}/{name} ") and f"({value:,})" in line for line in table.splitlines())
 
 
@@ -313,9 +313,9 @@ def test_a_flag_without_effect_is_told_and_has_none(command: str, flags: str, re
     assert capsys.readouterr().err == ""
     assert run((*command.split(), *flags.split(), *json_of)) == plain
     name = flags.split()[0].replace("--no-", "--")
-    told = capsys.readouterr().err
-    assert told.startswith(f"note: {name} changes nothing: {reason}")
-    assert told.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"note: {name} changes nothing: {reason}")
+    assert printed.count("\n") == 1
 
 
 def test_offloaded_bytes_are_listed_where_there_are_some():

@@ -121,7 +121,7 @@ def program(name: str, device: str = "cpu"):
     return model, from_config(config.to_dict() | {"architectures": [name]})
 
 
-def counted(model, seq: int) -> tuple[int, int]:
+def flops_run(model, seq: int) -> tuple[int, int]:
     """(forward, forward and backward) FLOPs that PyTorch counts, without the rotary tables, which are an outer product of
     positions and frequencies written as a matmul."""
     import torch
@@ -144,7 +144,7 @@ def counted(model, seq: int) -> tuple[int, int]:
 def test_the_program_computes_what_the_full_convention_counts(name):
     model, spec = program(name)
     answer = compute(spec, ComputePlan(seq=SEQ)).full
-    assert counted(model, SEQ) == (SEQ * answer.forward_flops_per_token, answer.training_flops)
+    assert flops_run(model, SEQ) == (SEQ * answer.forward_flops_per_token, answer.training_flops)
 
 
 def test_deepseek_v4_is_counted_but_for_the_mixing_of_its_streams():
@@ -153,7 +153,7 @@ def test_deepseek_v4_is_counted_but_for_the_mixing_of_its_streams():
     seq, streams, h, layers = 256, 4, 64, 2
     answer = compute(spec, ComputePlan(seq=seq)).full
     left_out = seq * layers * 2 * 2 * streams**2 * h
-    assert counted(model, seq)[0] == seq * answer.forward_flops_per_token + left_out
+    assert flops_run(model, seq)[0] == seq * answer.forward_flops_per_token + left_out
 
 
 def test_llama_2_7b_whole_on_the_meta_device():
@@ -165,7 +165,7 @@ def test_llama_2_7b_whole_on_the_meta_device():
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(config).train()
     answer = compute(load("llama-2-7b"), ComputePlan(seq=4096)).full
-    assert counted(model, 4096) == (4096 * answer.forward_flops_per_token, answer.training_flops)
+    assert flops_run(model, 4096) == (4096 * answer.forward_flops_per_token, answer.training_flops)
 
 
 @pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ("v_proj",), ("gate_proj", "down_proj"), ("all-linear",)])
@@ -184,7 +184,7 @@ def test_adapters_on_frozen_weights_cost_what_the_program_computes(name, targets
     found = adapter_flops(
         spec, SEQ, 4, lambda module: wanted == "all-linear" or module in targets, causal=False, fused_attention=False
     )
-    assert counted(adapted, SEQ) == (SEQ * found.forward, SEQ * found.model)
+    assert flops_run(adapted, SEQ) == (SEQ * found.forward, SEQ * found.model)
 
 
 def test_adapters_on_llama_2_7b_cost_about_two_thirds_of_full_training():
@@ -206,7 +206,7 @@ def test_full_recomputation_repeats_the_layers_and_not_the_head():
     with set_checkpoint_early_stop(
         False
     ):  # by default the last matmul of a layer, whose output nobody needs, is spared
-        _, total = counted(model, SEQ)
+        _, total = flops_run(model, SEQ)
     assert total == compute(spec, ComputePlan(seq=SEQ, recompute="full")).full.hardware_flops
 
 
@@ -248,7 +248,7 @@ def test_a_model_that_sees_computes_on_a_text_what_its_language_model_is_counted
     config._attn_implementation = "eager"
     model = model_class(config).train()
     answer = compute(from_config(config.to_dict() | {"architectures": [name]}), ComputePlan(seq=SEQ)).full
-    assert counted(model, SEQ) == (SEQ * answer.forward_flops_per_token, answer.training_flops)
+    assert flops_run(model, SEQ) == (SEQ * answer.forward_flops_per_token, answer.training_flops)
 
 
 def test_gemma_3n_is_counted_but_for_the_mixing_of_its_streams():
@@ -269,4 +269,4 @@ def test_gemma_3n_is_counted_but_for_the_mixing_of_its_streams():
     spec = from_config(config.to_dict() | {"architectures": ["Gemma3nForCausalLM"]})
     answer = compute(spec, ComputePlan(seq=SEQ)).full
     left_out = SEQ * layers * (2 * n * n * h + 2 * n * h)
-    assert counted(model, SEQ)[0] == SEQ * answer.forward_flops_per_token + left_out
+    assert flops_run(model, SEQ)[0] == SEQ * answer.forward_flops_per_token + left_out

@@ -88,10 +88,10 @@ def test_zb_v_with_four_stages_idles_3_of_the_makespan_and_nothing_of_any_span()
 
 
 @pytest.mark.parametrize(
-    ("schedule", "held"), [("1f1b", 4), ("zb-h1", 4), ("zb-h2", 7), ("zb-v", 8), ("dualpipe-v", 9)]
+    ("schedule", "stored"), [("1f1b", 4), ("zb-h1", 4), ("zb-h2", 7), ("zb-v", 8), ("dualpipe-v", 9)]
 )
-def test_activation_memory_of_four_stages_is_that_of_the_papers(schedule, held):
-    assert max(answer(schedule, 4, 12).in_flight) == held
+def test_activation_memory_of_four_stages_is_that_of_the_papers(schedule, stored):
+    assert max(answer(schedule, 4, 12).in_flight) == stored
 
 
 def test_zero_bubble_schedules_hold_as_much_on_every_rank():
@@ -104,8 +104,11 @@ def test_zero_bubble_schedules_hold_as_much_on_every_rank():
 def test_micro_batches_in_flight_by_formula_are_those_counted_in_the_order(schedule, stages):
     for virtual_stages in {"one": (1,), "two": (2,), "any": (1, 2, 3)}[SCHEDULES[schedule].chunks]:
         for microbatches in range(2 * stages if schedule == "dualpipe-v" else 1, 4 * stages + 2):
-            counted = answer(schedule, stages, microbatches, virtual_stages).in_flight
-            assert in_flight(schedule, stages, microbatches, virtual_stages) == counted, (microbatches, virtual_stages)
+            simulated = answer(schedule, stages, microbatches, virtual_stages).in_flight
+            assert in_flight(schedule, stages, microbatches, virtual_stages) == simulated, (
+                microbatches,
+                virtual_stages,
+            )
 
 
 @pytest.mark.parametrize("stages", [1, 4, 8])

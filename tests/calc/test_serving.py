@@ -211,9 +211,9 @@ def test_tokens_held_is_the_largest_number_that_fits(name, batch, mib):
     spec = load(name)
     plan = ServingPlan(concurrency=batch)
     cache, counts, budget = cache_of(spec, plan), spec.layers.counts, mib * 2**20
-    held = cache.tokens_held(counts, budget, batch)
-    assert held == 0 or cache.pool_bytes(counts, held, batch) <= budget
-    assert cache.pool_bytes(counts, held + 1, batch) > budget
+    tokens = cache.tokens_held(counts, budget, batch)
+    assert tokens == 0 or cache.pool_bytes(counts, tokens, batch) <= budget
+    assert cache.pool_bytes(counts, tokens + 1, batch) > budget
 
 
 @pytest.mark.parametrize("name", ["clip-vit-large-patch14", "snowflake-arctic-embed-m"])

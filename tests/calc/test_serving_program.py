@@ -54,7 +54,7 @@ def held_bytes(name: str, tokens: int) -> tuple[int, object]:
 def test_the_cache_is_what_the_program_holds(name):
     """Once a window is full, transformers keeps W - 1 tokens of it between steps: the oldest is dropped before the next comes."""
     for tokens in (40, 100):
-        held, spec = held_bytes(name, tokens)
+        stored, spec = held_bytes(name, tokens)
         answer = serve(spec, ServingPlan(context=tokens, concurrency=BATCH))
         windows = [
             (count, kind.mixer)
@@ -62,7 +62,7 @@ def test_the_cache_is_what_the_program_holds(name):
             if 0 < getattr(kind.mixer, "window", 0) <= tokens
         ]
         dropped = sum(count * 2 * mixer.num_key_value_heads * mixer.head_dim * 2 for count, mixer in windows)
-        assert held == answer.kv_bytes - BATCH * dropped
+        assert stored == answer.kv_bytes - BATCH * dropped
         windowed = "sliding_window" in CACHES[name][1] or name == "ModernBertDecoderForCausalLM"  # by its class: 64
         assert bool(dropped) is (tokens > 64 and windowed)
 
@@ -83,15 +83,15 @@ def test_a_decoder_keeps_the_encoders_keys_and_values_once():
             use_cache=True,
         )
     caches = (out.past_key_values.self_attention_cache, out.past_key_values.cross_attention_cache)
-    held = [
+    stored = [
         sum(t.numel() * t.element_size() for layer in each.layers for t in (layer.keys, layer.values))
         for each in caches
     ]
     named = {"architectures": ["T5ForConditionalGeneration"], "dtype": "bfloat16"}
     spec = from_config(config.to_dict() | named)
     answer = serve(spec, ServingPlan(context=prompt + made, prompt=prompt, concurrency=BATCH))
-    assert held[0] == BATCH * made * answer.kv_bytes_per_token
-    assert held[1] == BATCH * answer.kv_fixed_bytes
+    assert stored[0] == BATCH * made * answer.kv_bytes_per_token
+    assert stored[1] == BATCH * answer.kv_fixed_bytes
 
 
 @pytest.mark.parametrize("kept", ["fp8", "int8", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"])
@@ -112,11 +112,11 @@ def test_a_quantised_cache_is_as_large_as_the_real_one_quantised(kept):
     model = transformers.LlamaForCausalLM(config).to(torch.bfloat16).eval()
     with torch.no_grad():
         cache = model(torch.ones(BATCH, 40, dtype=torch.int64), use_cache=True).past_key_values
-    held = 0
+    stored = 0
     for tensor in (tensor for layer in cache.layers for tensor in (layer.keys, layer.values)):
         if kept in ("fp8", "int8"):
-            held += tensor.to(torch.float8_e4m3fn if kept == "fp8" else torch.int8).nbytes
+            stored += tensor.to(torch.float8_e4m3fn if kept == "fp8" else torch.int8).nbytes
         else:
-            held += quants.quantize(tensor.float().numpy(), GGMLQuantizationType[kept.upper()]).nbytes
+            stored += quants.quantize(tensor.float().numpy(), GGMLQuantizationType[kept.upper()]).nbytes
     spec = from_config(config.to_dict() | {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"})
-    assert held == serve(spec, ServingPlan(context=40, concurrency=BATCH, kv_dtype=kept)).kv_bytes
+    assert stored == serve(spec, ServingPlan(context=40, concurrency=BATCH, kv_dtype=kept)).kv_bytes

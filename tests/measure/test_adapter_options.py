@@ -26,5 +26,5 @@ def test_the_formula_is_the_traced_program(options, chosen):
     shape = {"seq": 512, "micro_batch": 2, "method": "lora"}
     config = load_config("llama-2-7b")
     seen = peft_step(config, {**shape, **options}, chosen)
-    told = train(from_config(config, "llama-2-7b"), TrainingPlan(**shape, **options, **chosen))
-    assert {name: getattr(told, name) for name in seen} == seen
+    predicted = train(from_config(config, "llama-2-7b"), TrainingPlan(**shape, **options, **chosen))
+    assert {name: getattr(predicted, name) for name in seen} == seen

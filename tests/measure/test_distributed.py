@@ -35,9 +35,9 @@ class Ran:
     """One run of every job on so many ranks."""
 
     def __init__(self, ranks, kind):
-        self.ranks, self.told = ranks, []
+        self.ranks, self.fractions = ranks, []
         order = Order(tuple(JOBS), kind, "small")
-        self.rows = list(launched(order, ranks, lambda fraction, message: self.told.append(fraction)))
+        self.rows = list(launched(order, ranks, lambda fraction, message: self.fractions.append(fraction)))
 
     def of(self, quantity, *words):
         """The rows of a quantity whose case has these words."""
@@ -76,18 +76,18 @@ def test_the_shares_of_all_ranks_make_the_whole_optimizer_state(ran):
     for words, width in ((("fp32", "ddp"), 8), (("pure-bf16", "ddp"), 4)):
         recipe, _ = words
         for view in (False, True):
-            held = [
+            shares = [
                 ran.one(f"rank_{rank}/optimizer", recipe, f"gradient_as_bucket_view={view}").measured
                 for rank in range(ran.ranks)
             ]
-            assert held == [width * PARAMETERS] * ran.ranks
+            assert shares == [width * PARAMETERS] * ran.ranks
     for recipe, width in (("fsdp-bf16", 8), ("pure-bf16", 4)):
         for reshard in (False, True):
-            held = [
+            shares = [
                 ran.one(f"rank_{rank}/optimizer", recipe, f"reshard_after_forward={reshard}").measured
                 for rank in range(ran.ranks)
             ]
-            assert sum(held) == width * PARAMETERS
+            assert sum(shares) == width * PARAMETERS
 
 
 def test_ddp_keeps_a_second_copy_of_the_gradients_unless_they_are_views_into_its_buckets(ran):
@@ -191,8 +191,8 @@ def test_a_real_schedule_runs_the_simulations_order(ran, schedule, chunks):
 
 
 def test_progress_never_goes_back(ran):
-    assert ran.told == sorted(ran.told)
-    assert 0 <= ran.told[0] <= ran.told[-1] <= 1
+    assert ran.fractions == sorted(ran.fractions)
+    assert 0 <= ran.fractions[0] <= ran.fractions[-1] <= 1
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), CASES)

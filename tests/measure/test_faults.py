@@ -53,10 +53,10 @@ def measure(*arguments, out=subprocess.PIPE):
 
 def check_that_no_told_row_is_lost(events):
     """All rows but the last, which found no room, are in the store; the last was told, and so can be read and taken home."""
-    told = [event["quantity"] for event in events if event["event"] == "row"]
-    assert len(told) > 5
-    assert saved() == told[:-1]
-    assert events[-1]["rows"] == len(told)
+    rows = [event["quantity"] for event in events if event["event"] == "row"]
+    assert len(rows) > 5
+    assert saved() == rows[:-1]
+    assert events[-1]["rows"] == len(rows)
     assert is_free()
 
 
@@ -124,19 +124,19 @@ def test_ten_cancels_at_random_moments_lose_no_row_and_leave_nothing():
     moments = random.Random(11)
     for _ in range(10):
         moment = moments.randrange(25)
-        cancel, told, processes = threading.Event(), [], set()
+        cancel, events, processes = threading.Event(), [], set()
         if moment == 0:
             cancel.set()
         for event in events_of("endless", cancel):
-            told.append(event)
+            events.append(event)
             processes |= {ticket["process"] for ticket in queue("cpu")}
-            if len(told) == moment:
+            if len(events) == moment:
                 cancel.set()
-        rows = [event["quantity"] for event in told if event["event"] == "row"]
-        assert told[-1]["outcome"] == "cancelled"
-        assert told[-1]["rows"] == len(rows) >= moment - 2  # started and ready come before the rows
-        if told[-1]["run"]:
-            kept = [row["quantity"] for row in Records().rows(run=told[-1]["run"])]
+        rows = [event["quantity"] for event in events if event["event"] == "row"]
+        assert events[-1]["outcome"] == "cancelled"
+        assert events[-1]["rows"] == len(rows) >= moment - 2  # started and ready come before the rows
+        if events[-1]["run"]:
+            kept = [row["quantity"] for row in Records().rows(run=events[-1]["run"])]
             assert kept[: len(rows)] == rows  # one more may have been saved, and not been told any more
             assert len(kept) <= len(rows) + 1
         assert is_free()
@@ -146,8 +146,8 @@ def test_ten_cancels_at_random_moments_lose_no_row_and_leave_nothing():
 @pytest.mark.slow
 def test_five_runs_that_race_for_one_device_have_it_one_after_the_other():
     racers = [started("three") for _ in range(5)]
-    told = [finish(process)[0] for process in racers]
-    assert [events[-1]["outcome"] for events in told] == ["finished"] * 5
+    streams = [finish(process)[0] for process in racers]
+    assert [events[-1]["outcome"] for events in streams] == ["finished"] * 5
     runs = [row["run"] for row in Records().rows()]
     assert len(runs) == 15
     assert all(len(set(runs[at : at + 3])) == 1 for at in range(0, 15, 3))  # never in turns

@@ -186,6 +186,6 @@ def test_bad_input_is_one_line(arguments, message, capsys, monkeypatch):
 
     monkeypatch.delenv("RANK", raising=False)
     assert main(arguments) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(message)
-    assert told.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith(message)
+    assert printed.count("\n") == 1

@@ -34,7 +34,7 @@ DPO = [
 def test_dpo_is_the_program_of_policy_and_reference(name, changes):
     values = {"micro_batch": 1, **changes}
     config = small(name)
-    told = train(from_config(config, name), TrainingPlan(objective="dpo", **values))
+    predicted = train(from_config(config, name), TrainingPlan(objective="dpo", **values))
     options = {key: values[key] for key in ("recipe", "recompute", "method") if key in values}
     seen = trl_peaks(
         "dpo",
@@ -46,7 +46,7 @@ def test_dpo_is_the_program_of_policy_and_reference(name, changes):
         **options,
     )
     for phase in ("forward", "backward", "step"):
-        assert abs(told.phases[phase] / seen[phase] - 1) < CLOSE, phase
+        assert abs(predicted.phases[phase] / seen[phase] - 1) < CLOSE, phase
 
 
 GRPO = [
@@ -61,11 +61,11 @@ GRPO = [
 def test_grpo_is_the_program_of_rollout_reference_and_update(name, changes):
     values = dict(changes)
     config = small(name)
-    told = train(from_config(config, name), TrainingPlan(objective="grpo", **values))
+    predicted = train(from_config(config, name), TrainingPlan(objective="grpo", **values))
     options = {key: values[key] for key in ("recipe", "recompute") if key in values}
     with_reference = values.get("reference", False)
     seen = trl_peaks(
         "grpo", config, with_reference, values["prompt_tokens"], values["seq"], values["micro_batch"], **options
     )
     for phase in ("rollout", *(("reference",) if with_reference else ()), "forward", "backward", "step"):
-        assert abs(told.phases[phase] / seen[phase] - 1) < CLOSE, phase
+        assert abs(predicted.phases[phase] / seen[phase] - 1) < CLOSE, phase

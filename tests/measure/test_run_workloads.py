@@ -31,17 +31,17 @@ def device(request):
     return resolve(request.param)
 
 
-def setting(device, size="small", told=None):
+def setting(device, size="small", messages=None):
     return Setting(
-        device, size, lambda fraction, message: told.append((fraction, message)) if told is not None else None
+        device, size, lambda fraction, message: messages.append((fraction, message)) if messages is not None else None
     )
 
 
 @pytest.fixture(scope="module")
 def cpu_run():
     """Rows and progress of one real run."""
-    told = []
-    return list(decoder_states.run(setting(resolve("cpu"), told=told))), told
+    messages = []
+    return list(decoder_states.run(setting(resolve("cpu"), messages=messages))), messages
 
 
 @pytest.fixture(scope="module")
@@ -99,8 +99,8 @@ def test_memory_that_two_weights_share_counts_once():
 
 
 def test_progress_never_goes_back(cpu_run):
-    _, told = cpu_run
-    fractions = [fraction for fraction, _ in told]
+    _, messages = cpu_run
+    fractions = [fraction for fraction, _ in messages]
     assert fractions == sorted(fractions)
     assert 0 <= fractions[0] <= fractions[-1] <= 1
 

@@ -205,9 +205,9 @@ def test_a_signal_cancels_in_order(number):
 @pytest.mark.slow
 def test_two_runs_race_for_one_device_and_the_second_waits_its_turn():
     first, second = started("nap"), started("nap")
-    told = [finish(process)[0] for process in (first, second)]
-    assert [events[-1]["outcome"] for events in told] == ["finished", "finished"]
-    waited = [events for events in told if events[0]["event"] == "queued"]
+    runs = [finish(process)[0] for process in (first, second)]
+    assert [events[-1]["outcome"] for events in runs] == ["finished", "finished"]
+    waited = [events for events in runs if events[0]["event"] == "queued"]
     assert len(waited) == 1
     assert waited[0][0]["ahead"][0]["workload"] == "decoder-states"
     by_run = [row["run"] for row in Records().rows()]
@@ -229,12 +229,12 @@ def test_the_clock_of_a_waiting_run_stands_still():
 def test_a_waiting_run_can_be_cancelled():
     with Ticket("cpu", {"workload": "another", "process": os.getpid()}):
         cancel = threading.Event()
-        told = []
+        events = []
         for event in events_of("three", cancel):
-            told.append(event)
+            events.append(event)
             cancel.set()
-        assert [event["event"] for event in told] == ["queued", "done"]
-        assert told[-1]["outcome"] == "cancelled"
+        assert [event["event"] for event in events] == ["queued", "done"]
+        assert events[-1]["outcome"] == "cancelled"
         assert len(queue("cpu")) == 1
 
 

@@ -68,12 +68,12 @@ def both(shape, plan):
     from tests.measure.torchtitan_program import run
 
     options = {"implementation": "torchtitan", "recipe": "fsdp-bf16", "zero": 3, "optimizer_kernel": "fused"}
-    told = train(from_config(config(shape), "decoder"), TrainingPlan(**options, **plan))
+    predicted = train(from_config(config(shape), "decoder"), TrainingPlan(**options, **plan))
     whole, every = plan.get("reshard_after_forward", True), plan.get("recompute_every", 1)
     parts = CHUNKS if plan.get("loss") == "chunked-output" else 1
     sizes = plan["micro_batch"], plan["seq"], plan["dp"]
     seen = run(shape, *sizes, plan["recompute"], whole, plan.get("tp", 1), every, parts)
-    return told, seen
+    return predicted, seen
 
 
 CASES = {
@@ -109,13 +109,13 @@ CASES = {
 def test_the_formula_is_the_traced_program_to_the_byte(shape, plan):
     from tests.measure.torchtitan_program import Shape
 
-    told, seen = both(Shape(*shape), plan)
-    states = told.parameters_bytes + told.optimizer_bytes
+    predicted, seen = both(Shape(*shape), plan)
+    states = predicted.parameters_bytes + predicted.optimizer_bytes
     loss = 512  # the caller's
-    assert told.phases == seen.phases
-    assert told.peak_bytes == max(seen.phases.values())
-    assert told.activations_bytes == seen.after_forward - states
-    assert told.gradients_bytes + loss == seen.after_backward - seen.before
+    assert predicted.phases == seen.phases
+    assert predicted.peak_bytes == max(seen.phases.values())
+    assert predicted.activations_bytes == seen.after_forward - states
+    assert predicted.gradients_bytes + loss == seen.after_backward - seen.before
 
 
 @pytest.mark.sampled(2)
@@ -131,12 +131,12 @@ def test_experts_differ_from_the_traced_program_by_the_row_of_zeros_that_padding
         "deepseek-v2": Shape(*DEEPSEEK, Latent(0, 64, 32, 16, 32), Experts(16, 4, 128, 256, dense=1)),
         "deepseek-v3": Shape(*DEEPSEEK, Latent(96, 64, 32, 16, 32), Experts(16, 4, 128, 128, True, 1)),
     }[name]
-    told, seen = both(shape, {"seq": 512, "micro_batch": 2, "dp": 8, "recompute": recompute})
+    predicted, seen = both(shape, {"seq": 512, "micro_batch": 2, "dp": 8, "recompute": recompute})
     row = 2 * shape.hidden
-    assert told.phases["step"] == seen.phases["step"]
-    assert seen.phases["forward"] - told.phases["forward"] == row
-    assert seen.phases["backward"] - told.phases["backward"] == (0 if recompute == "none" else row)
-    assert told.activations_bytes == seen.after_forward - told.parameters_bytes - told.optimizer_bytes
+    assert predicted.phases["step"] == seen.phases["step"]
+    assert seen.phases["forward"] - predicted.phases["forward"] == row
+    assert seen.phases["backward"] - predicted.phases["backward"] == (0 if recompute == "none" else row)
+    assert predicted.activations_bytes == seen.after_forward - predicted.parameters_bytes - predicted.optimizer_bytes
 
 
 def test_the_loss_that_runs_the_head_chunk_by_chunk_is_the_traced_program_to_the_byte():

@@ -34,8 +34,10 @@ def test_a_compiled_layer_keeps_what_the_partitioner_keeps(kv_heads, recompute):
     layer = spec(kv_heads=kv_heads).layers.kinds[0]
     block = layer_block(layer, ("layers",), settings, recompute, True, 2)
     kept = [block.storages[number] for number in block.kept]
-    told = sum(storage_bytes(each, Sizes(BATCH, TOKENS, 1)) for each in kept if each.name[-1] not in ("seed", "offset"))
-    assert told == kept_by_torchtune((256, 768, 8, kv_heads, 32), BATCH, TOKENS, recompute)
+    predicted = sum(
+        storage_bytes(each, Sizes(BATCH, TOKENS, 1)) for each in kept if each.name[-1] not in ("seed", "offset")
+    )
+    assert predicted == kept_by_torchtune((256, 768, 8, kv_heads, 32), BATCH, TOKENS, recompute)
 
 
 def test_the_head_with_its_chunked_losses_is_the_traced_program():
@@ -66,9 +68,9 @@ def test_its_options_are_those_of_its_recipes():
 
 def test_the_answer_names_its_version_and_what_compile_does_not_change():
     plan = {"implementation": "torchtune", "seq": 256, "recompute": "full"}
-    told = [
+    remarks = [
         train(spec(), TrainingPlan(**plan, **changes)).assumptions
         for changes in ({}, {"method": "lora", "compile": "model"})
     ]
-    assert all(any("torchtune 0.6.1" in note for note in notes) for notes in told)
-    assert [any("run eagerly" in note for note in notes) for notes in told] == [False, True]
+    assert all(any("torchtune 0.6.1" in note for note in notes) for notes in remarks)
+    assert [any("run eagerly" in note for note in notes) for notes in remarks] == [False, True]

@@ -42,15 +42,15 @@ def both(name, layers, changes, options):
     asked = {"seq": 512, "micro_batch": 2, **options}
     spec = from_config(config, name)
     batch = asked["micro_batch"] * asked.get("dp", 1)
-    told = train(spec, TrainingPlan(global_batch=batch, **asked))
-    return told, trace_step(config, TraceOptions(**asked)), spec
+    predicted = train(spec, TrainingPlan(global_batch=batch, **asked))
+    return predicted, trace_step(config, TraceOptions(**asked)), spec
 
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "layers", "changes", "options"), CASES, ids=[f"{c[0]}-{c[3]}" for c in CASES])
 def test_every_path_of_the_prediction_is_traced_and_the_other_way_round(name, layers, changes, options):
-    told, seen, spec = both(name, layers, changes, options)
-    pairs = laid_side_by_side(told.breakdown, seen.as_dict()["alive"], spec)
+    predicted, seen, spec = both(name, layers, changes, options)
+    pairs = laid_side_by_side(predicted.breakdown, seen.as_dict()["alive"], spec)
     assert [pair for pair in pairs if pair.predicted != pair.observed] == []
     assert (pairs[-1].path, pairs[-1].observed) == ("total", seen.peak_bytes)
     assert sum(pair.observed for pair in pairs[:-1]) == seen.peak_bytes
@@ -58,11 +58,13 @@ def test_every_path_of_the_prediction_is_traced_and_the_other_way_round(name, la
 
 
 def test_what_only_one_side_has_stays_visible():
-    told, seen, spec = both("qwen3-0.6b", 2, SMALL, {"seq": 64})
+    predicted, seen, spec = both("qwen3-0.6b", 2, SMALL, {"seq": 64})
     alive = [row for row in seen.as_dict()["alive"] if "q_norm" not in row["made_by"]]
     alive.append({"category": "buffers", "path": "x", "made_by": "something/new", "phase": "setup", "value": 3})
-    pairs = {pair.path: pair for pair in laid_side_by_side(told.breakdown, alive, spec)}
+    pairs = {pair.path: pair for pair in laid_side_by_side(predicted.breakdown, alive, spec)}
     assert pairs["parameters/layers/attention/q_norm"].observed is None
-    more = Breakdown(Component("", children=(*told.breakdown.root.children, Component("older_weights", 7))), "bytes")
+    more = Breakdown(
+        Component("", children=(*predicted.breakdown.root.children, Component("older_weights", 7))), "bytes"
+    )
     pairs = {pair.path: pair for pair in laid_side_by_side(more, alive, spec)}
     assert (pairs["older_weights"].predicted, pairs["older_weights"].observed) == (7, None)

@@ -68,11 +68,11 @@ def test_the_formula_is_the_traced_program(name, changes):
     options = {"seq": 1024, "micro_batch": 2, "method": "qlora", **changes}
     config = load_config(name)
     seen = traced(name, config, TraceOptions(**options))
-    told = train(from_config(config, name), TrainingPlan(**options))
+    predicted = train(from_config(config, name), TrainingPlan(**options))
     states = ("parameters_bytes", "gradients_bytes", "optimizer_bytes")
-    assert [getattr(told, state) for state in states] == [getattr(seen, state) for state in states]
-    assert told.activations_bytes == seen.activations_bytes
-    assert (told.peak_bytes, told.peak_phase) == (seen.peak_bytes, seen.peak_phase)
+    assert [getattr(predicted, state) for state in states] == [getattr(seen, state) for state in states]
+    assert predicted.activations_bytes == seen.activations_bytes
+    assert (predicted.peak_bytes, predicted.peak_phase) == (seen.peak_bytes, seen.peak_phase)
 
 
 def test_without_bitsandbytes_a_trace_names_it(monkeypatch):

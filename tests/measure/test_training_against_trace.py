@@ -62,30 +62,30 @@ def both(name, changes):
 
 @pytest.mark.parametrize(("name", "changes"), CASES, ids=[f"{name}-{changes}" for name, changes in CASES])
 def test_the_formula_is_the_traced_program_to_the_byte(name, changes):
-    told, seen = both(name, changes)
-    assert told.parameters_bytes == seen.parameters_bytes
-    assert told.gradients_bytes == seen.gradients_bytes
-    assert told.optimizer_bytes == seen.optimizer_bytes
-    assert told.activations_bytes == seen.activations_bytes
-    assert told.phases == dict(seen.phases)
-    assert told.peak_bytes == seen.peak_bytes
-    assert told.peak_phase == seen.peak_phase
+    predicted, seen = both(name, changes)
+    assert predicted.parameters_bytes == seen.parameters_bytes
+    assert predicted.gradients_bytes == seen.gradients_bytes
+    assert predicted.optimizer_bytes == seen.optimizer_bytes
+    assert predicted.activations_bytes == seen.activations_bytes
+    assert predicted.phases == dict(seen.phases)
+    assert predicted.peak_bytes == seen.peak_bytes
+    assert predicted.peak_phase == seen.peak_phase
 
 
 def test_the_scores_next_to_sinks_are_the_highest_point_and_the_formula_has_them_all():
     attention = {"method": "lora", "lora_targets": ("q_proj", "k_proj", "v_proj", "o_proj")}
-    told, seen = both("gpt-oss-20b", {"seq": 4096, "recipe": "amp", "recompute": "full", **attention})
-    assert told.phases["forward"] - seen.phases["forward"] == 512  # the loss, counted while the layers still run
-    assert {**told.phases, "forward": 0} == {**seen.phases, "forward": 0}
-    assert told.activations_bytes == seen.activations_bytes
+    predicted, seen = both("gpt-oss-20b", {"seq": 4096, "recipe": "amp", "recompute": "full", **attention})
+    assert predicted.phases["forward"] - seen.phases["forward"] == 512  # the loss, counted while the layers still run
+    assert {**predicted.phases, "forward": 0} == {**seen.phases, "forward": 0}
+    assert predicted.activations_bytes == seen.activations_bytes
 
 
 def test_earlier_micro_batches_leave_their_gradients_and_one_loss():
-    told, seen = both("llama-3.2-1b", {"accumulation": 3})
-    assert seen.phases["forward"] - told.phases["forward"] == 512  # the loss before this one
-    assert {**told.phases, "forward": 0} == {**seen.phases, "forward": 0}
+    predicted, seen = both("llama-3.2-1b", {"accumulation": 3})
+    assert seen.phases["forward"] - predicted.phases["forward"] == 512  # the loss before this one
+    assert {**predicted.phases, "forward": 0} == {**seen.phases, "forward": 0}
 
 
 def test_a_single_sequence_keeps_one_label_more():
-    told, seen = both("llama-3.2-1b", {"micro_batch": 1})
-    assert seen.activations_bytes - told.activations_bytes == 512  # 8 bytes in a storage of their own granule
+    predicted, seen = both("llama-3.2-1b", {"micro_batch": 1})
+    assert seen.activations_bytes - predicted.activations_bytes == 512  # 8 bytes in a storage of their own granule

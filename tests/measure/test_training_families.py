@@ -61,14 +61,14 @@ def _held(config, name, options):
     attention = options.pop("attention", "auto")
     seen = traced(name, config, TraceOptions(attention=attention, **options))
     plan = TrainingPlan(attention="sdpa" if attention == "auto" else attention, **options)
-    told = train(from_config(config, name), plan)
-    assert told.parameters_bytes == seen.parameters_bytes
-    assert told.gradients_bytes == seen.gradients_bytes
-    assert told.optimizer_bytes == seen.optimizer_bytes
-    assert abs(told.activations_bytes - seen.activations_bytes) <= 0.01 * seen.activations_bytes
-    assert abs(told.peak_bytes - seen.peak_bytes) <= 0.02 * seen.peak_bytes
+    predicted = train(from_config(config, name), plan)
+    assert predicted.parameters_bytes == seen.parameters_bytes
+    assert predicted.gradients_bytes == seen.gradients_bytes
+    assert predicted.optimizer_bytes == seen.optimizer_bytes
+    assert abs(predicted.activations_bytes - seen.activations_bytes) <= 0.01 * seen.activations_bytes
+    assert abs(predicted.peak_bytes - seen.peak_bytes) <= 0.02 * seen.peak_bytes
     for phase, highest in seen.phases.items():
-        assert abs(told.phases[phase] - highest) <= 0.02 * highest, phase
+        assert abs(predicted.phases[phase] - highest) <= 0.02 * highest, phase
 
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=[f"{name}-{options}" for name, options in CASES])
@@ -82,18 +82,18 @@ def test_a_class_without_a_model_in_the_catalogue_keeps_what_its_traced_program_
 
 
 def test_the_classes_called_followed_are_those_held_here_and_in_the_grid():
-    held = {load(name).architecture for name in [*MODELS, *(name for name, _ in CASES)]}
-    assert held | {f"{name}ForCausalLM" for name in BY_CLASS} == {
+    covered = {load(name).architecture for name in [*MODELS, *(name for name, _ in CASES)]}
+    assert covered | {f"{name}ForCausalLM" for name in BY_CLASS} == {
         name for name, found in MODEL_CLASSES.items() if found.followed
     }
 
 
 @pytest.mark.parametrize("name", ["mamba-370m-hf", "qwen3.5-27b", "deepseek-v4-pro", "t5-v1_1-xxl"])
 def test_an_answer_says_that_a_program_is_not_followed_and_how_far_off_it_was(name):
-    told = train(load(name), TrainingPlan(seq=512)).assumptions
-    assert any("not followed operator by operator" in remark and "% low" in remark for remark in told)
+    notes = train(load(name), TrainingPlan(seq=512)).assumptions
+    assert any("not followed operator by operator" in remark and "% low" in remark for remark in notes)
 
 
 def test_an_answer_says_nothing_of_the_kind_where_the_program_is_followed():
-    told = train(load("bloom-1b1"), TrainingPlan(seq=512)).assumptions
-    assert not any("not followed" in remark for remark in told)
+    notes = train(load("bloom-1b1"), TrainingPlan(seq=512)).assumptions
+    assert not any("not followed" in remark for remark in notes)

@@ -26,12 +26,12 @@ def test_the_predicted_shards_and_peak_are_those_of_the_traced_program():
     for name, ranks, reshard in GRID:
         config = cut_to(name, MODELS[name])
         asked = {"seq": 1024, "dp": ranks, "zero": 3, "recipe": "fsdp-bf16", "reshard_after_forward": reshard}
-        told = train(from_config(config, name), TrainingPlan(**asked))
+        predicted = train(from_config(config, name), TrainingPlan(**asked))
         seen = traced(f"{name} of {MODELS[name]} layers", config, TraceOptions(**asked))
-        error = (told.peak_bytes - seen.peak_bytes) / seen.peak_bytes
-        print(f"{name:<20}{ranks:>6} {reshard!s:<8}{told.peak_bytes:>16,}{seen.peak_bytes:>16,}{error:>9.3%}")
+        error = (predicted.peak_bytes - seen.peak_bytes) / seen.peak_bytes
+        print(f"{name:<20}{ranks:>6} {reshard!s:<8}{predicted.peak_bytes:>16,}{seen.peak_bytes:>16,}{error:>9.3%}")
         for state in ("parameters_bytes", "gradients_bytes", "optimizer_bytes"):
-            assert getattr(told, state) == getattr(seen, state), (name, ranks, state)
-        assert told.peak_phase == seen.peak_phase
-        assert told.peak_bytes == seen.peak_bytes
-        assert abs(told.activations_bytes - seen.activations_bytes) <= 512  # one label more (a single sequence)
+            assert getattr(predicted, state) == getattr(seen, state), (name, ranks, state)
+        assert predicted.peak_phase == seen.peak_phase
+        assert predicted.peak_bytes == seen.peak_bytes
+        assert abs(predicted.activations_bytes - seen.activations_bytes) <= 512  # one label more (a single sequence)

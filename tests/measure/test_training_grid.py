@@ -119,7 +119,7 @@ class Compared(NamedTuple):
     @property
     def errors(self) -> tuple[float, float]:
         """Of the activations and of the peak, as shares of what was seen."""
-        return tuple((told - seen) / seen for told, seen in (self.activations, self.peak))
+        return tuple((predicted - seen) / seen for predicted, seen in (self.activations, self.peak))
 
 
 def _length(model: str, seq: int) -> int:
@@ -177,11 +177,11 @@ def compared(case: Case) -> Compared:
     # where a class has no SDPA, transformers runs eager when nobody asks: the formula knows which
     attention = "auto" if case.attention == "sdpa" else "eager"
     seen = traced(case.model, config, TraceOptions(attention=attention, **options))
-    told = train(from_config(config, case.model), TrainingPlan(attention=case.attention, **options))
-    assert (told.parameters_bytes, told.gradients_bytes) == (seen.parameters_bytes, seen.gradients_bytes)
-    assert told.optimizer_bytes == seen.optimizer_bytes
-    activations = told.activations_bytes, seen.activations_bytes
-    return Compared(activations, (told.peak_bytes, seen.peak_bytes), seen.peak_phase)
+    predicted = train(from_config(config, case.model), TrainingPlan(attention=case.attention, **options))
+    assert (predicted.parameters_bytes, predicted.gradients_bytes) == (seen.parameters_bytes, seen.gradients_bytes)
+    assert predicted.optimizer_bytes == seen.optimizer_bytes
+    activations = predicted.activations_bytes, seen.activations_bytes
+    return Compared(activations, (predicted.peak_bytes, seen.peak_bytes), seen.peak_phase)
 
 
 def table(cases: tuple[Case, ...]) -> str:

@@ -56,8 +56,8 @@ def test_no_setting_of_a_published_run_is_dropped(row):
     settings = settings_of(row["text"])
     if settings is None:
         pytest.skip("a script: its settings lie in variables")
-    told = len(row["understood"]) + len(row["without_effect"]) + len(row["not_understood"])
-    assert told >= settings
+    named = len(row["understood"]) + len(row["without_effect"]) + len(row["not_understood"])
+    assert named >= settings
 
 
 def test_every_tool_has_published_runs():

@@ -38,7 +38,7 @@ TORCH_FUSED = {4096: 6092.28, 32768: 27582.5}
 def measured_by(program: Callable[[Builder, Value], Value], tokens: int, width: int, size: int) -> BlockBytes:
     """A program's bytes, for an input of `width` numbers of `size` bytes a token."""
     builder = Builder(Settings(bytes=size))
-    block = record(builder, (), lambda held: program(builder, held[0]), dim("w", width), TOKENS, size, True)
+    block = record(builder, (), lambda inputs: program(builder, inputs[0]), dim("w", width), TOKENS, size, True)
     return block_bytes(block, Sizes(1, tokens, 512))
 
 

@@ -9,7 +9,7 @@ import pytest
 from calc.step_time.record import RECORD
 from tests.published.throughput_models import NAMES, OTHERS, model, named_gpu
 from tests.published.throughput_rows import case_of
-from tests.published.training_throughput import best_and_used, cases, counted, pairs, percentile
+from tests.published.training_throughput import best_and_used, cases, compared, pairs, percentile
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def found():
 
 @pytest.fixture(scope="module")
 def good(found):
-    return counted(found)
+    return compared(found)
 
 
 @pytest.mark.parametrize("experts", [False, True])

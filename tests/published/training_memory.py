@@ -117,13 +117,13 @@ def table(confidence: str = "high") -> list[str]:
 
 def listing() -> list[str]:
     """Every row with its error, or why it is not predicted."""
-    told = []
+    lines = []
     for row in ROWS:
         said = f"{row['error_percent']:+.1f} %" if "error_percent" in row else row.get("not_predicted", "")
-        told.append(
+        lines.append(
             f"{row['confidence']:6} {row['program']:16} {counter_of(row):16} {row['id']:60} {said}  {row.get('why', '')[:60]}"
         )
-    return told
+    return lines
 
 
 def recorded() -> str:

@@ -25,7 +25,7 @@ def cases(path: Path = FILE) -> list[Case]:
     return [case_of(row) for row in json.loads(path.read_text(encoding="utf-8"))]
 
 
-def counted(found: list[Case]) -> list[Case]:
+def compared(found: list[Case]) -> list[Case]:
     """The rows that count: predicted, high confidence, nothing important left open."""
     return [one for one in found if one.plan and not one.apart and one.row["confidence"] == "high" and one.measured]
 
@@ -82,7 +82,7 @@ def pairs(found: list[Case]) -> list[tuple[Case, Case, bool]]:
 
 def main(path: Path = FILE) -> None:
     found = cases(path)
-    good = counted(found)
+    good = compared(found)
     groups: dict[str, list[Case]] = {}
     for one in found:
         if one.plan and one.measured:

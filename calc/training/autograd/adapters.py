@@ -165,24 +165,24 @@ def _merged_weight(t: Tape, weights: tuple[Weight, Weight], shape: tuple[Dim, Di
     inputs, out = shape
     eye = t.new("identity", inputs * inputs, FIXED, FULL)
     size = ops.matmul_bytes(t, eye)
-    held = [ops.cast(t, eye, size, "identity")]
+    saved = [ops.cast(t, eye, size, "identity")]
     if t.autocast:
         t.weight_copy(weights[0])
-    held.append(t.new("identity_lora_A", inputs * r, FIXED, size))
+    saved.append(t.new("identity_lora_A", inputs * r, FIXED, size))
     if t.autocast:
         t.weight_copy(weights[1])
     product = t.new("update", out * inputs, FIXED, size)
     del eye
     if not t.saving:
-        held.clear()
-    held.append(ops.cast(t, product, FULL, "update"))
+        saved.clear()
+    saved.append(ops.cast(t, product, FULL, "update"))
     del product
     if t.bytes != FULL:
-        held.append(t.new("fp32_weight", out * inputs, FIXED, FULL))
-    scaled = t.like(held[-1], "scaled_update")
+        saved.append(t.new("fp32_weight", out * inputs, FIXED, FULL))
+    scaled = t.like(saved[-1], "scaled_update")
     merged = t.like(scaled, "merged_weight")
     del scaled, merged
-    return held
+    return saved
 
 
 def _stretched(t: Tape, m: Value, x: Value, name: str) -> Value:

@@ -156,10 +156,10 @@ def record(
     edge = Edge() if trains else None
     given = tape.new("input", width, extent, size, edge)
     tape.events.clear()
-    held = [given]
+    inputs = [given]
     del given
-    made = program(held)
-    held.clear()
+    made = program(inputs)
+    inputs.clear()
     cached = tuple(value.storage.number for value in tape.casts.values() if value.storage.count == 1)
     tape.casts.clear()
     output, back = made.storage.number, made.edge

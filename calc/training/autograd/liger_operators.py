@@ -168,11 +168,11 @@ def cross_entropy(t: Tape, logits: Value, several: bool) -> Value:
     """The loss of whole logits, which transformers casts to fp32: their gradient is written over them."""
     wide = ops.cast(t, logits, FULL, "fp32_logits")
     labels = _labels(t, wide, several)
-    losses, counted = t.new("losses", ONE, wide.extent, FULL), t.new("counted", ONE, wide.extent, BOOL)
+    losses, mask = t.new("losses", ONE, wide.extent, FULL), t.new("counted", ONE, wide.extent, BOOL)
     checked = [t.new("labels_in_range", ONE, wide.extent, LONG), t.new("largest_label", ONE, FIXED, LONG)]
     del checked
     out = t.new("loss", ONE, FIXED, FULL)
-    del losses, counted
+    del losses, mask
     labels.clear()
     t.record([wide], out, [wide], lambda g, made: [_over(t, made)])
     return out

@@ -47,22 +47,22 @@ def ledger_segments(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: 
     source = SOURCES[plan.implementation]
     made: list[Segment] = []
 
-    def add(path: tuple[str, ...], block: Block, held: Tensors) -> None:
-        made.append(block_segment(path, block, sizes, held, plan, source))
+    def add(path: tuple[str, ...], block: Block, weights: Tensors) -> None:
+        made.append(block_segment(path, block, sizes, weights, plan, source))
 
     if stage.first:
         add(("embedding",), ledger_embedding(h, tensors.embedding.elements, layout), tensors.embedding)
     cached: dict[int, Segment] = {}
     for kind in stage.layers:
         if kind not in cached:
-            held = tensors.kinds[kind]
+            weights = tensors.kinds[kind]
             path, layer = kind_path(spec.layers, kind), spec.layers.kinds[kind]
             if fused:
-                feed = sum(tensor.elements for tensor in held.tensors if tensor.path[0] in _FEED_FORWARD)
-                block = fused_layer(layer, path, h, held.elements - feed, feed, layout)
+                feed = sum(tensor.elements for tensor in weights.tensors if tensor.path[0] in _FEED_FORWARD)
+                block = fused_layer(layer, path, h, weights.elements - feed, feed, layout)
             else:
-                block = paper_layer(path, h, _heads(spec), held.elements, layout)
-            add(path, block, held)
+                block = paper_layer(path, h, _heads(spec), weights.elements, layout)
+            add(path, block, weights)
             cached[kind] = made.pop()
         made.append(cached[kind])
     if stage.last:
@@ -117,10 +117,10 @@ def score_buffer(plan: TrainingPlan, spec: ModelSpec) -> int:
 
 
 @lru_cache(maxsize=512)
-def _shapes(held: Tensors) -> frozenset[tuple[int, int]]:
+def _shapes(weights: Tensors) -> frozenset[tuple[int, int]]:
     """Shapes of the weights of a layer's linear layers. The router is Megatron's own and has none. Cached: a group hashes by identity."""
     found: dict[tuple[str, str], tuple[int, int]] = {}
-    for tensor in held.tensors:
+    for tensor in weights.tensors:
         part, name = tensor.path[0], tensor.path[-1]
         if tensor.matrix and part != "router":
             key = (part, _TOGETHER.get(name, name))

@@ -166,21 +166,21 @@ def _forward(script: _Script, kept: Kept, output: int, again: Again) -> list[int
     """Each row as it is made. Sequence parallelism gathers what the column-parallel layers read, one layer long. What is made again
     goes when its reader has run."""
     events: list[int] = []
-    gathered: list[int] = []
+    received: list[int] = []
     waiting: list[int] = []
     for step, numbers in kept:
         events += numbers
-        events += [~number for number in gathered]
+        events += [~number for number in received]
         events += [~number for number in waiting]
         waiting = [number for number in numbers if number in again]
-        gathered = []
+        received = []
         if script.layout.sharded_sequence:
-            gathered = [script.whole(("gathered",), row.dim) for row in step if row.enters]
-            events += gathered
+            received = [script.whole(("gathered",), row.dim) for row in step if row.enters]
+            events += received
     if script.layout.sharded_sequence:  # the row-parallel layer's sum, before it is scattered
         whole = script.whole(("output_sum",), script.h)
-        return [*events, *(~number for number in gathered), whole, output, ~whole, *(~number for number in waiting)]
-    return [*events, *(~number for number in gathered), output, *(~number for number in waiting)]
+        return [*events, *(~number for number in received), whole, output, ~whole, *(~number for number in waiting)]
+    return [*events, *(~number for number in received), output, *(~number for number in waiting)]
 
 
 def _backward(script: _Script, kept: Kept, again: Again, weights: dict[str, int]) -> list[int]:
@@ -223,7 +223,7 @@ def fused_layer(
     kind = "latent" if isinstance(layer.mixer, LatentAttention) else ""
     rows = [(row, number) for step, numbers in kept[1:] for row, number in zip(step, numbers, strict=True)]
     again = {number: module for row, number in rows if (module := _module_of(row, layout.modules, kind))}
-    held = tuple(number for _, numbers in kept for number in numbers if number not in again)
+    saved = tuple(number for _, numbers in kept for number in numbers if number not in again)
     output, output_gradient, input_gradient = (
         script.add((name,), h, layout.between) for name in ("output", "output_gradient", "input_gradient")
     )
@@ -232,12 +232,12 @@ def fused_layer(
     backward = [*_backward(script, kept[1:], again, weights), input_gradient, ~output_gradient, ~0]
     if layout.recompute == "full":
         once = [event for event in forward if event != output]
-        freed = [~number for number in held[1:]]
+        freed = [~number for number in saved[1:]]
         backward = [*once, *backward]
         forward = [*once, *freed, output]
-        held = (0,)
+        saved = (0,)
     return Block(
-        path, tuple(script.storages), tuple(forward), tuple(backward), held, output, output_gradient, input_gradient
+        path, tuple(script.storages), tuple(forward), tuple(backward), saved, output, output_gradient, input_gradient
     )
 
 

@@ -58,19 +58,19 @@ class Traffic(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Offloaded:
-    """What one rank keeps away from its device, and moves. `held` is tensor by tensor, `moved` a leaf for each way."""
+    """What one rank keeps away from its device, and moves. `states` is tensor by tensor, `moved` a leaf for each way."""
 
     plan: TrainingPlan
-    held: Breakdown
+    states: Breakdown
     moved: Breakdown
 
     @property
     def host_bytes(self) -> int:
-        return 0 if self.plan.nvme else int(self.held.total)
+        return 0 if self.plan.nvme else int(self.states.total)
 
     @property
     def nvme_bytes(self) -> int:
-        return int(self.held.total) if self.plan.nvme else 0
+        return int(self.states.total) if self.plan.nvme else 0
 
     @cached_property
     def traffic(self) -> Traffic:
@@ -95,7 +95,7 @@ class Offloaded:
             "transfer_bytes": self.traffic._asdict(),
             "transfer_seconds": self.seconds(gpu),
             "nvme_seconds": self.nvme_seconds,
-            "offloaded": self.held.components(),
+            "offloaded": self.states.components(),
             "transfers": self.moved.components(),
         }
 
@@ -104,14 +104,14 @@ def offloaded(plan: TrainingPlan, groups: tuple[Placed, ...], key: StateKey) -> 
     """What a device with those groups keeps away, by DeepSpeed's scheme: each rank updates its own part of the weights."""
     exact = key._replace(granule=1, counters=False)
     own = exact._replace(zero=3)  # the part of the weights that this rank updates
-    held = list(state_components(groups, exact, AWAY[plan.offload])) if AWAY[plan.offload] else []
+    states = list(state_components(groups, exact, AWAY[plan.offload])) if AWAY[plan.offload] else []
     weights = state_components(groups, own, ("parameters",)) if plan.offload == "parameters" else ()
     trained = tuple((_trained(tensors), count) for tensors, count in groups)
     updated = state_components(trained, own, ("parameters",)) if plan.offload != "none" else ()
     master = any(state.name == "master" for state in RECIPES[plan.recipe].states)
     if plan.offload == "optimizer" and not master:
-        held += [Component("weights_copy", children=part.children) for part in updated]
-    sizes = {part.name: int(part.total) for part in held}
+        states += [Component("weights_copy", children=part.children) for part in updated]
+    sizes = {part.name: int(part.total) for part in states}
     numbers = {
         "w": int(sum(part.total for part in weights)),
         "u": int(sum(part.total for part in updated)),
@@ -122,7 +122,9 @@ def offloaded(plan: TrainingPlan, groups: tuple[Placed, ...], key: StateKey) -> 
     }
     moved = tuple(_leaf(plan, name, numbers) for name in Traffic._fields)
     return Offloaded(
-        plan, Breakdown(Component("", children=tuple(held)), "bytes"), Breakdown(Component("", children=moved), "bytes")
+        plan,
+        Breakdown(Component("", children=tuple(states)), "bytes"),
+        Breakdown(Component("", children=moved), "bytes"),
     )
 
 

@@ -32,12 +32,12 @@ def group_step(tensors: Tensors, key: StateKey) -> StepBytes:
         for rule in key.rules(tensor):
             if (rule.name,) != ledger.moments[-1:]:
                 continue
-            held = key.storage(tensor)
+            storage = key.storage(tensor)
             if ledger.vectors_adamw and tensor.matrix:
-                matrices.setdefault(held, []).append((tensor, rule.bytes))
+                matrices.setdefault(storage, []).append((tensor, rule.bytes))
                 continue
             whole = key.bytes(tensor, replace(rule, kind="plain") if rule.kind == "factored" else rule)
-            copies[held] = copies.get(held, 0) + whole
+            copies[storage] = copies.get(storage, 0) + whole
     plain = OPTIMIZERS["adamw"] if ledger.vectors_adamw else ledger
     sizes = [round_up(size, key.granule) for size in copies.values()]
     loop = max((plain.loop * own + plain.bound * before for before, own in pairwise([0, *sizes])), default=0)

@@ -246,18 +246,18 @@ def _group(group: str, groups: tuple[Placed, ...], key: StateKey) -> Component:
         leaves = [found for found in _leaves(tensors, group, key) if found[1].value]
         if count and leaves:
             children += placed(tensors.path, tree(leaves), count)
-        held = group_bytes(tensors, key)
-        exact += count * held.exact[at]
-        rounded += count * held.rounded[at]
-    told = sum(int(child.total) for child in children)
-    if exact > told:  # what belongs to whole storages, not to their parts
+        sizes = group_bytes(tensors, key)
+        exact += count * sizes.exact[at]
+        rounded += count * sizes.rounded[at]
+    named = sum(int(child.total) for child in children)
+    if exact > named:  # what belongs to whole storages, not to their parts
         name, each, source, url = (
             _tables(groups)
             if group == "parameters"
             else ("step_counters", 4, OPTIMIZERS[key.optimizer].source, OPTIMIZERS[key.optimizer].url)
         )
         formula = Formula(rf"{each} \cdot <tensors>", source, url)
-        children.append(Component(name, exact - told, formula=formula, numbers={"tensors": (exact - told) // each}))
+        children.append(Component(name, exact - named, formula=formula, numbers={"tensors": (exact - named) // each}))
     if rounded > exact:
         numbers = {"r": rounded, "x": exact}
         children.append(Component("rounding", rounded - exact, formula=ALLOCATOR, numbers=numbers))

@@ -96,11 +96,11 @@ def _divided(size: int, latex: str, divisor: int, letter: str) -> tuple[int, str
 
 def _part(part: Part, layer: Layer | None, tp: int, ep: int) -> Iterator[Tensor]:
     copies = ceil_div(part.copies, ep) if part.expert else part.copies
-    held: dict[str, str] = {}  # a bias lies in the storage of the weight that it follows
+    storages: dict[str, str] = {}  # a bias lies in the storage of the weight that it follows
     for weight in part.weights:
         base = weight.name.removesuffix("_bias")
-        module = held.setdefault(base, weight.module or weight.name)
-        suffix = "bias" if weight.name != base and base in held else "weight"
+        module = storages.setdefault(base, weight.module or weight.name)
+        suffix = "bias" if weight.name != base and base in storages else "weight"
         storage = f"{part.name}/{module}/{suffix if module != weight.name else ''}"
         yield tensor_of((part.name, weight.name), weight, layer, tp, copies, storage, part.expert)
 

@@ -141,7 +141,7 @@ def layer_block(
         return record(
             builder,
             path,
-            lambda held: program(builder, layer, held[0], tables),
+            lambda inputs: program(builder, layer, inputs[0], tables),
             width,
             settings.between,
             residual,
@@ -178,8 +178,8 @@ def end_block(
     vocabulary = b.local(dim("V", spec.vocab_size))
     head = spec.head or spec.embeddings[:1]
 
-    def program(held: list[Value]) -> Value:
-        x = held.pop()
+    def program(inputs: list[Value]) -> Value:
+        x = inputs.pop()
         embedded = t.like(x, "embedded") if scored and scored.embedded else None
         if spec.final_norm:
             with t.part("final_norm"):
@@ -278,8 +278,8 @@ def embedding_block(spec: ModelSpec, settings: Settings, leaf: bool = False) -> 
     t = b.tape
     h = dim("h", spec.hidden_size)
 
-    def program(held: list[Value]) -> Value:
-        tokens = held.pop()
+    def program(inputs: list[Value]) -> Value:
+        tokens = inputs.pop()
         tokens.storage.number = OUTSIDE  # the caller's
         with t.part("embedding"):
             out = _token(b, spec, tokens, h, leaf)
@@ -305,7 +305,7 @@ def _token(b: Builder, spec: ModelSpec, tokens: Value, h: Dim, leaf: bool) -> Va
     _lookup(b, replace(b.weight(table), trains=b.settings.trains_embedding), tokens, looked, spec.tied)
     if leaf:
         looked.edge = Edge()
-        t.nodes.append(Node((None,), (looked.edge,), [t.view(looked)], lambda g, *held: (None,)))
+        t.nodes.append(Node((None,), (looked.edge,), [t.view(looked)], lambda g, *saved: (None,)))
     return looked
 
 

@@ -188,14 +188,14 @@ def experts(b: Builder, x: Value, scores: Value, module: MoE, k: Dim, h: Dim) ->
     order = [t.new(name, k, x.extent, LONG) for name in ("token_of_slot", "slot_order", "slot_place")]
     if settings.trains and biased:
         order.append(t.new("expert_of_slot", k, x.extent, LONG))  # which bias each slot takes
-    gathered = t.new("gathered", k * h, x.extent, x.bytes)
-    ops.kernel(t, [x], gathered, [order[0], *order[3:]] if x.grad else [])
+    routed = t.new("gathered", k * h, x.extent, x.bytes)
+    ops.kernel(t, [x], routed, [order[0], *order[3:]] if x.grad else [])
     sorted_scores = t.new("sorted_scores", k, x.extent, scores.bytes)
     ops.kernel(t, [scores], sorted_scores, [order[1]] if scores.grad else [])
     offsets = t.new("offsets", dim("E", module.num_experts), FIXED, 4)
     width = dim("2", 2) * f if expert.gated else f
     biases = [t.new("up_bias_of_slot", k * width, x.extent, settings.bytes)] if biased else []
-    both = _grouped(b, gathered, b.weight(*up_weights, copies=copies), k * width, "gate_up", offsets)
+    both = _grouped(b, routed, b.weight(*up_weights, copies=copies), k * width, "gate_up", offsets)
     if expert.gated and ROUTERS[b.model_class.router].clamped:
         inner = _clamped(b, both, k * f)
     elif expert.gated:

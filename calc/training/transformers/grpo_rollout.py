@@ -26,8 +26,8 @@ _SAMPLING = 2 * 4  # bytes a word: the scores and the probabilities, both fp32
 def rollout(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> tuple[Component, ...]:
     """What generating holds at its highest point besides weights and states: reading the prompts, a layer's turn at the last token,
     or the choice of that token."""
-    held = max((_prompts, _last_layer, _choice), key=lambda part: _sum(part(plan, spec, stage)))
-    return (*_tokens(plan), *held(plan, spec, stage))
+    largest = max((_prompts, _last_layer, _choice), key=lambda part: _sum(part(plan, spec, stage)))
+    return (*_tokens(plan), *largest(plan, spec, stage))
 
 
 def _sum(leaves: tuple[Component, ...]) -> int:
@@ -58,11 +58,11 @@ def _kinds(spec: ModelSpec) -> tuple[tuple[Kept, ...], ...]:
 
 def _one(plan: TrainingPlan, spec: ModelSpec, kept: Kept, tokens: int) -> Component:
     size = settings_of(plan, spec).bytes
-    held = min(tokens, kept.most - 1) if kept.most else tokens
-    numbers: dict[str, Number] = {"w": size, "B": plan.generated, "n": held, **dict(kept.numbers)}
+    cached = min(tokens, kept.most - 1) if kept.most else tokens
+    numbers: dict[str, Number] = {"w": size, "B": plan.generated, "n": cached, **dict(kept.numbers)}
     return rounded_leaf(
         kept.name,
-        size * plan.generated * held * kept.elements,
+        size * plan.generated * cached * kept.elements,
         rf"<w> \cdot <B> \cdot <n> \cdot {kept.latex}",
         numbers,
         GENERATE,

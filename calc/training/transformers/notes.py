@@ -16,24 +16,24 @@ def remarks(spec: ModelSpec) -> list[str]:
     own = model_class(spec.architecture)
     mixers = [kind.mixer for kind in spec.layers.kinds]
     kinds = dict.fromkeys(mixer.kind for mixer in mixers if isinstance(mixer, Recurrence))
-    told = [
+    texts = [
         f"{kind} layers are counted as their input and what fused kernels are known to keep (mamba-ssm, "
         "flash-linear-attention): transformers' own PyTorch code, which the trace runs, keeps several times as much"
         for kind in kinds
     ]
     alibi = own.modeling == "falcon" and not all(isinstance(m, Attention) and m.rotary for m in mixers)
     if own.followed and not alibi:
-        return told
+        return texts
     against = (
         f"against the trace they are {own.shortfall}" if own.shortfall else "they have not been held against the trace"
     )
     indexed = any(isinstance(mixer, Attention | LatentAttention) and mixer.indexer for mixer in mixers)
     instead = "without the indexer's own tensors" if indexed else "of a generic block"
-    told.append(
+    texts.append(
         f"{spec.architecture}: its program in transformers is not followed operator by operator; activations are those "
         f"{instead}, states are exact; {against}"
     )
-    return told
+    return texts
 
 
 def _attention(plan: TrainingPlan, spec: ModelSpec) -> Iterator[str]:

@@ -65,15 +65,15 @@ def reference_pass(plan: TrainingPlan, spec: ModelSpec, stage: Stage, path: tupl
     embedded = [_embedded(plan, spec)] if len(stage.layers) > 1 else []
     in_stack = (*embedded, *_tables(plan, spec, stage))
 
-    def held(item: tuple[tuple[str, ...], Block]) -> tuple[Component, ...]:
+    def allocated(item: tuple[tuple[str, ...], Block]) -> tuple[Component, ...]:
         return in_stack if item[0][0] == "layers" else ()
 
     def highest(item: tuple[tuple[str, ...], Block]) -> int:
-        return block_bytes(item[1], sizes).forward_peak + sum(int(leaf.total) for leaf in held(item))
+        return block_bytes(item[1], sizes).forward_peak + sum(int(leaf.total) for leaf in allocated(item))
 
     found = max(_frozen_blocks(settings, spec, stage, end), key=highest)
     name, block = found
-    trainer = (*held(found), *(_outputs(plan) if plan.objective == "dpo" else ()))
+    trainer = (*allocated(found), *(_outputs(plan) if plan.objective == "dpo" else ()))
     segment = block_segment((*path, *name), block, sizes, _NOTHING, plan, _source(plan))
     peak = segment.bytes.forward_peak + sum(int(leaf.total) for leaf in trainer)
 

@@ -150,16 +150,16 @@ def _equal_beyond_defaults(back, plan) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "message"),
     [
         (["vllm", "qwen3-8b", "--engine", "vllm", "--kv-dtype", "int4"], "--kv-dtype int4 cannot be said to vllm"),
         (["vllm", "qwen3-8b", "--engine", "vllm", "--cached-prompt", "5"], "--cached-prompt 5 cannot be said to vllm"),
         (["trl", "qwen3-8b", "--recipe", "megatron-bf16"], "--recipe megatron-bf16 cannot be said to trl"),
     ],
 )
-def test_what_a_tool_cannot_be_told_is_said(argv, told, capsys):
+def test_what_a_tool_cannot_be_told_is_said(argv, message, capsys):
     run(["to", *argv])
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -24,13 +24,13 @@ OWN = {"mimo-7b-base", "llama-3_3-nemotron-super-49b-v1", "gemma-3n-e2b-it", "ge
 def test_the_count_equals_the_class_on_the_meta_device(name):
     config = load_config(name)
     class_name, fields = TWINS.get(name, (config["architectures"][0], {}))
-    counted, spec = catalogue_count(name, class_name, config | fields), load(name)
-    assert parameters(spec).total == counted["total"]
+    counts, spec = catalogue_count(name, class_name, config | fields), load(name)
+    assert parameters(spec).total == counts["total"]
     vision = sum(_tower(spec, tower.name) for tower in spec.towers if tower.name == "vision")
-    assert vision == counted["vision"]
+    assert vision == counts["vision"]
     if name != "clip-vit-large-patch14":  # CLIP names no one embedding as its input
-        assert spec.embeddings[0].parameters == counted["embedding"]
-        assert sum(weight.parameters for weight in spec.head) == counted["head"]
+        assert spec.embeddings[0].parameters == counts["embedding"]
+        assert sum(weight.parameters for weight in spec.head) == counts["head"]
 
 
 def _tower(spec: ModelSpec, name: str) -> int:

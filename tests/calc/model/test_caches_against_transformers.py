@@ -86,7 +86,7 @@ def _bytes(layer: Any) -> int:
 def _elements(kind: tuple[Kept, ...], tokens: int, short: int = 0) -> int:
     """What a layer keeps after so many tokens; `short`: how many less than its window a full one holds."""
     kept = ((one.most - short if one.most and tokens >= one.most else tokens, one) for one in kind)
-    return sum(one.elements * (1 if one.fixed else held // one.every) for held, one in kept)
+    return sum(one.elements * (1 if one.fixed else cached // one.every) for cached, one in kept)
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -149,10 +149,10 @@ def test_minimax_keeps_a_square_a_head_where_its_attention_is_linear():
     spec = _spec("MiniMaxForCausalLM", config)
     kinds = kept_tensors(spec, 1, 0, 0, False)
     squares = [each.numel() if isinstance(each, torch.Tensor) else 0 for each in cache.linear_cache] + [0]
-    held = [2 * square + _bytes(layer) for square, layer in zip(squares, cache.layers, strict=True)]
-    assert [2 * _elements(kinds[at], PROMPT) for at in spec.layers.pattern] == held
+    cached = [2 * square + _bytes(layer) for square, layer in zip(squares, cache.layers, strict=True)]
+    assert [2 * _elements(kinds[at], PROMPT) for at in spec.layers.pattern] == cached
     predicted = cache_of(spec, ServingPlan(context=PROMPT))
-    assert predicted.sequence_bytes(spec.layers.counts, PROMPT) == sum(held)
+    assert predicted.sequence_bytes(spec.layers.counts, PROMPT) == sum(cached)
 
 
 def test_recurrent_gemma_keeps_its_states_in_its_layers_and_a_window_in_its_cache():
@@ -167,8 +167,8 @@ def test_recurrent_gemma_keeps_its_states_in_its_layers_and_a_window_in_its_cach
         _run(model, _tokens(count, seen), cache)
         seen += count
     blocks = [layer.temporal_block for layer in model.model.layers]
-    held = [(block.conv1d_state, block.rg_lru.recurrent_states) for block in blocks if hasattr(block, "rg_lru")]
-    states = [sum(each.numel() * each.element_size() for each in pair) for pair in held]
+    cached = [(block.conv1d_state, block.rg_lru.recurrent_states) for block in blocks if hasattr(block, "rg_lru")]
+    states = [sum(each.numel() * each.element_size() for each in pair) for pair in cached]
     spec = _spec("RecurrentGemmaForCausalLM", config)
     kinds = kept_tensors(spec, 1, 0, 0, False)
     predicted = []
@@ -219,8 +219,8 @@ def test_deepseek_v4_keeps_a_window_and_an_entry_for_each_full_group_of_tokens(t
         assert layer.keys.numel() == window
         for name, entry in (("compressor", "entries"), ("indexer", "index_key")):
             one = kept.get(entry)
-            held = getattr(layer, "compressed_kv", {}).get(name)
-            assert (held.numel() if held is not None else 0) == (tokens // one.every * one.elements if one else 0)
+            cached = getattr(layer, "compressed_kv", {}).get(name)
+            assert (cached.numel() if cached is not None else 0) == (tokens // one.every * one.elements if one else 0)
             if one:
                 assert layer.buffer_kv[name].shape[1] == layer.buffer_gate[name].shape[1] == tokens % one.every
 
@@ -296,4 +296,4 @@ def test_llama_vision_keeps_a_picture_in_the_layers_that_a_text_passes_by():
     states = torch.zeros(1, seen, SIZES["hidden_size"], dtype=torch.bfloat16)
     both = _run(model, _tokens(PROMPT), None, cross_attention_states=states).cache
     more = (sum(map(_bytes, both.layers)) - predicted) // 2
-    assert any(f"its {seen:,} tokens, {more:,} numbers in all" in told for told in spec.assumptions)
+    assert any(f"its {seen:,} tokens, {more:,} numbers in all" in note for note in spec.assumptions)

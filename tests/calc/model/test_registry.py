@@ -27,7 +27,7 @@ def kind_of(name: str) -> str:
     return "conditional" if name.endswith("ForConditionalGeneration") or name in ALONE else "other head"
 
 
-def verdict(name: str, config: dict[str, object], counted: int) -> str:
+def verdict(name: str, config: dict[str, object], count: int) -> str:
     """Whether our count of the class is exact."""
     try:
         spec = from_config(config)
@@ -36,19 +36,22 @@ def verdict(name: str, config: dict[str, object], counted: int) -> str:
         return "refused"
     if any(note.startswith(f"{name} is not understood: counted is ") for note in spec.notes):
         # a trunk alone has no head, which its text model has
-        return "wrong" if kind_of(name) != "other head" and ours > counted else "text alone"
-    return "exact" if ours + UNUSED.get(name, 0) == counted else "wrong"
+        return "wrong" if kind_of(name) != "other head" and ours > count else "text alone"
+    return "exact" if ours + UNUSED.get(name, 0) == count else "wrong"
 
 
 def test_the_default_config_of_every_class_is_exact_or_refused(capsys):
     found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for name, config, counted in default_classes():
-        told = "not built" if config is None or counted is None else verdict(name, config, counted)
-        found[kind_of(name)][told].append(name)
+    for name, config, count in default_classes():
+        outcome = "not built" if config is None or count is None else verdict(name, config, count)
+        found[kind_of(name)][outcome].append(name)
     with capsys.disabled():
         for kind, verdicts in found.items():
-            counts = Counter({told: len(names) for told, names in verdicts.items()})
-            print(f"\n{kind} classes of transformers: {', '.join(f'{n} {told}' for told, n in counts.items())}", end="")
+            counts = Counter({outcome: len(names) for outcome, names in verdicts.items()})
+            print(
+                f"\n{kind} classes of transformers: {', '.join(f'{n} {outcome}' for outcome, n in counts.items())}",
+                end="",
+            )
     assert {kind: verdicts["wrong"] for kind, verdicts in found.items() if verdicts["wrong"]} == {}
     for kind, least in LEAST.items():
         assert len(found[kind]["exact"]) >= least, kind

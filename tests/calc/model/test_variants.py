@@ -173,8 +173,8 @@ def test_a_shared_block_is_held_once_computed_and_read_at_each_use():
     once = from_config(_config("Zamba2ForCausalLM", ZAMBA2_7B | {"num_mem_blocks": 1}))
     more = parameters(spec).total - parameters(once).total
     (block,) = (kind for kind in spec.layers.kinds if kind.kind == "hybrid")
-    held = sum(part.parameters for part in block.parts if part.name in ("attention", "mlp", "norms"))
-    assert more == held
+    total = sum(part.parameters for part in block.parts if part.name in ("attention", "mlp", "norms"))
+    assert more == total
     # both run three blocks and keep three caches
     assert serve(spec, ServingPlan()).as_json()["kv_bytes"] == serve(once, ServingPlan()).as_json()["kv_bytes"]
     reads = [serve(each, ServingPlan()).as_json()["weights_read_bytes"] for each in (spec, once)]

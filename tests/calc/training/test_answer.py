@@ -112,8 +112,8 @@ def test_gathered_groups_stand_next_to_the_shards():
     root = 2 * (2 * 128256 * 4096 + 4096)
     assert answer.worst.full_weights.kept_bytes == root
     assert answer.activations_bytes > root
-    held = train(spec, TrainingPlan(seq=8192, dp=8, zero=3, recipe="fsdp-bf16", reshard_after_forward=False))
-    assert held.worst.full_weights.kept_bytes == 2 * 8_030_261_248
+    kept = train(spec, TrainingPlan(seq=8192, dp=8, zero=3, recipe="fsdp-bf16", reshard_after_forward=False))
+    assert kept.worst.full_weights.kept_bytes == 2 * 8_030_261_248
 
 
 def test_pipedream_keeps_a_version_of_the_weights_for_each_micro_batch_in_flight():
@@ -132,23 +132,23 @@ def test_a_7b_model_in_mixed_precision_needs_more_than_one_80_gib_card():
 
 
 def test_what_is_assumed_is_told():
-    told = train(model("qwen3-vl-2b-instruct"), TrainingPlan(seq=512)).assumptions
-    assert any("text-only step" in line for line in told)
-    assert any("CUDA context" in line for line in told)
-    told = train(model("gemma-2-2b"), TrainingPlan(seq=512)).assumptions
-    assert any("eager" in line for line in told)
+    notes = train(model("qwen3-vl-2b-instruct"), TrainingPlan(seq=512)).assumptions
+    assert any("text-only step" in line for line in notes)
+    assert any("CUDA context" in line for line in notes)
+    notes = train(model("gemma-2-2b"), TrainingPlan(seq=512)).assumptions
+    assert any("eager" in line for line in notes)
 
 
 def test_a_recipe_whose_format_the_gpu_lacks_is_told():
-    def told(name, recipe):
+    def notes(name, recipe):
         return [
             line for line in train(model("gpt2"), TrainingPlan(recipe=recipe), gpu(name)).assumptions if recipe in line
         ]
 
-    assert told("v100-sxm-32gb", "pure-bf16") == [
+    assert notes("v100-sxm-32gb", "pure-bf16") == [
         "recipe pure-bf16: bf16 needs compute capability 8.0; v100-sxm-32gb has 7.0"
     ]
-    assert told("h100-sxm-80gb", "pure-bf16") == told("v100-sxm-32gb", "mixed-16") == []
+    assert notes("h100-sxm-80gb", "pure-bf16") == notes("v100-sxm-32gb", "mixed-16") == []
 
 
 def test_ddp_holds_every_gradient_a_second_time_in_its_buckets():
@@ -180,9 +180,9 @@ def test_ddp_holds_every_gradient_a_second_time_in_its_buckets():
     ],
 )
 def test_what_a_layout_or_an_attention_program_really_does_is_told_where_it_is_so(name, values, says):
-    told = train(model(name), TrainingPlan(seq=256, **values)).assumptions
+    notes = train(model(name), TrainingPlan(seq=256, **values)).assumptions
     kinds = ("runs this model's attention eager", "plain mathematics", "are padded to one", "no 16-bit copy")
-    found = [text for text in told if any(kind in text for kind in kinds)]
+    found = [text for text in notes if any(kind in text for kind in kinds)]
     assert len(found) == (says is not None)
     assert all(says in text for text in found)
 

@@ -89,18 +89,18 @@ def test_a_block_above_max_split_size_serves_no_smaller_request():
 @pytest.mark.parametrize("expandable", [False, True])
 def test_blocks_fill_their_segments_and_all_join_again_once_freed(expandable):
     chance, allocator = random.Random(1), CachingAllocator(expandable=expandable)
-    held, asked = [], 0
+    blocks, asked = [], 0
     for _ in range(3000):
-        if held and chance.random() < 0.5:
-            block, size = held.pop(chance.randrange(len(held)))
+        if blocks and chance.random() < 0.5:
+            block, size = blocks.pop(chance.randrange(len(blocks)))
             allocator.free(block)
             asked -= size
         else:
             size = chance.choice([512, 4096, MiB, 3 * MiB, 25 * MiB, 70 * MiB])
-            held.append((allocator.malloc(size), size))
+            blocks.append((allocator.malloc(size), size))
             asked += size
         assert asked <= allocator.allocated <= allocator.reserved
-    for block, _ in held:
+    for block, _ in blocks:
         allocator.free(block)
     assert allocator.allocated == 0
     again = allocator.reserved

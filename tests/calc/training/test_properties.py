@@ -39,8 +39,8 @@ def test_more_zero_never_raises_states_or_activations(name, recipe, implementati
         )
         for zero in range(4)
     ]
-    held = [states(answer) for answer in answers]
-    assert held == sorted(held, reverse=True)
+    sizes = [states(answer) for answer in answers]
+    assert sizes == sorted(sizes, reverse=True)
     activations = [kept(answer) for answer in answers]  # DDP's buckets, which ZeRO-2 and 3 do without
     assert activations == sorted(activations, reverse=True)
 

@@ -113,7 +113,7 @@ def test_times_are_bytes_over_the_bandwidth_of_each_way():
 def test_leaves_sum_to_the_peak_and_every_formula_is_its_value(name, values):
     answer = train(model(name), TrainingPlan(seq=256, **values))
     assert answer.breakdown.total == answer.peak_bytes
-    for found in (answer.breakdown, answer.offloaded.held, answer.offloaded.moved):
+    for found in (answer.breakdown, answer.offloaded.states, answer.offloaded.moved):
         assert_formulas_hold(found)
     plain = train(model(name), TrainingPlan(seq=256, **{**values, "offload": "none", "nvme": False}))
     assert answer.peak_bytes < plain.peak_bytes
@@ -122,7 +122,7 @@ def test_leaves_sum_to_the_peak_and_every_formula_is_its_value(name, values):
 def test_what_never_trains_is_not_updated_on_the_host():
     answer = train(model("gemma-3-4b-it"), TrainingPlan(seq=512, offload="optimizer"))
     trained = answer.gradients_bytes + sum(
-        row.value for row in answer.offloaded.held.rows() if "/gradients/" in f"/{row.path}"
+        row.value for row in answer.offloaded.states.rows() if "/gradients/" in f"/{row.path}"
     )
     assert answer.offloaded.traffic.to_device == trained  # bf16 weights and gradients
     assert answer.parameters_bytes > answer.offloaded.traffic.to_device

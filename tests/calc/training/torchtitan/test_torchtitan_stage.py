@@ -145,9 +145,9 @@ def test_what_helps_to_go_on_is_told_for_torchtitan_too():
 
 
 def test_what_is_not_counted_is_said():
-    told = " ".join(answer("qwen3-30b-a3b").assumptions)
-    assert "torch.compile" in told
-    assert "padding" in told
+    notes = " ".join(answer("qwen3-30b-a3b").assumptions)
+    assert "torch.compile" in notes
+    assert "padding" in notes
     assert "ring attention" in " ".join(answer(cp=2).assumptions)
     assert "torchtitan" not in " ".join(train(model("llama-2-7b"), TrainingPlan(seq=512)).assumptions)
 

@@ -24,7 +24,7 @@ from tests.latex import assert_formulas_hold
 TRACED = json.loads(Path(__file__).with_name("liger_traced.json").read_text())
 
 
-def told(row):
+def predicted(row):
     return train(model(row["model"]), TrainingPlan(**row["plan"]))
 
 
@@ -37,7 +37,7 @@ def held_through_forward(row) -> int:
 
 @pytest.mark.parametrize("row", TRACED, ids=lambda row: f"{row['model']} {row['plan']}")
 def test_the_formula_is_liger_kernels_own_program_to_the_byte(row):
-    answer, phases = told(row), dict(row["phases"])
+    answer, phases = predicted(row), dict(row["phases"])
     forward = phases.pop("forward")
     assert answer.activations_bytes == row["activations"]
     assert {phase: answer.phases[phase] for phase in phases} == phases
@@ -46,7 +46,7 @@ def test_the_formula_is_liger_kernels_own_program_to_the_byte(row):
 
 @pytest.mark.parametrize("row", TRACED[::4], ids=lambda row: f"{row['model']} {row['plan']}")
 def test_every_formula_is_its_value(row):
-    assert_formulas_hold(told(row).breakdown)
+    assert_formulas_hold(predicted(row).breakdown)
 
 
 # What each autograd function of Liger-Kernel saves of one layer of Llama-2-7B in bf16, 2 sequences of 512 tokens: bytes.

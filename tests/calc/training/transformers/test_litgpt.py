@@ -19,8 +19,8 @@ TRAINABLE = {"llama-2-7b": 4_194_304, "llama-2-13b": 6_553_600}
 def test_the_adapters_are_as_many_as_litgpt_prints(name, trainable):
     answer = train(model(name), TrainingPlan(**PLAN))
     rows = [row for row in answer.worst.groups if row[0].tensors]
-    held = sum(tensor.elements * count for tensors, count in rows for tensor in tensors.tensors if tensor.adapter)
-    assert held == trainable
+    elements = sum(tensor.elements * count for tensors, count in rows for tensor in tensors.tensors if tensor.adapter)
+    assert elements == trainable
     assert answer.gradients_bytes == 2 * trainable  # bf16-true: adapters too
 
 
@@ -101,8 +101,8 @@ def stablelm(**changes):
 @pytest.mark.parametrize(("adapter", "trainable"), [("llama-adapter", 573_888), ("llama-adapter-v2", 2_125_248)])
 def test_llama_adapters_are_as_many_as_litgpt_prints(adapter, trainable):
     answer = stablelm(adapter=adapter)
-    held = sum(t.elements * count for tensors, count in answer.worst.groups for t in tensors.tensors if t.adapter)
-    assert held == trainable
+    elements = sum(t.elements * count for tensors, count in answer.worst.groups for t in tensors.tensors if t.adapter)
+    assert elements == trainable
     assert 0 <= answer.gradients_bytes - 2 * trainable < 512 * 400  # storages rounded up
     assert answer.breakdown.total == answer.peak_bytes
     assert_formulas_hold(answer.breakdown)

@@ -43,9 +43,9 @@ def test_what_has_an_encoder_is_trained_by_no_preference_and_no_reward(name, obj
 
 @pytest.mark.parametrize("name", ["clip-vit-large-patch14", "snowflake-arctic-embed-m"])
 def test_a_model_without_a_head_is_not_said_to_have_labels(name):
-    told = train(model(name), TrainingPlan(seq=64)).assumptions
-    assert not any("labels are the inputs" in line for line in told)
-    assert any("no head and no labels" in line for line in told)
+    notes = train(model(name), TrainingPlan(seq=64)).assumptions
+    assert not any("labels are the inputs" in line for line in notes)
+    assert any("no head and no labels" in line for line in notes)
 
 
 def test_dpo_holds_the_reference_next_to_the_policy_and_sees_both_answers():
@@ -74,9 +74,9 @@ def test_grpo_generates_the_completions_of_a_whole_optimizer_step():
 
 def test_grpo_has_a_reference_where_it_is_asked_for():
     assert "reference" not in answer(objective="grpo").phases
-    held = answer(objective="grpo", reference=True)
-    assert held.phases["reference"] < held.phases["forward"]
-    assert held.parameters_bytes == 2 * answer(objective="grpo").parameters_bytes
+    both = answer(objective="grpo", reference=True)
+    assert both.phases["reference"] < both.phases["forward"]
+    assert both.parameters_bytes == 2 * answer(objective="grpo").parameters_bytes
 
 
 @pytest.mark.parametrize("name", ["gemma-2-2b", "deepseek-v3", "gpt-oss-20b", "mamba-370m-hf"])
@@ -86,7 +86,7 @@ def test_a_rollout_that_is_not_modelled_is_refused_by_name(name):
 
 
 def test_the_answer_says_what_it_takes_for_granted():
-    told = " ".join(answer(objective="grpo", global_batch=64).assumptions)
-    assert "generates all 64 completions" in told
-    assert "num_generations" in told
+    notes = " ".join(answer(objective="grpo", global_batch=64).assumptions)
+    assert "generates all 64 completions" in notes
+    assert "num_generations" in notes
     assert "has the policy's number format" in " ".join(answer(objective="dpo").assumptions)
