@@ -91,10 +91,13 @@ def _model_schema() -> dict[str, Any]:
     }
 
 
-def _answers(said: str) -> dict[str, Any]:
+_OBJECT: Final = {"type": "object"}
+
+
+def _answers(said: str, schema: dict[str, Any] = _OBJECT) -> dict[str, Any]:
     problem = {"content": {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
     return {
-        "200": {"description": said, "content": {"application/json": {"schema": {"type": ["object", "array"]}}}},
+        "200": {"description": said, "content": {"application/json": {"schema": schema}}},
         "422": {"description": "a value that is not allowed", **problem},
         "400": {"description": "a body that is no JSON", **problem},
         "413": {"description": "a body over 1 MB", **problem},
@@ -160,7 +163,7 @@ def _list(name: str) -> dict[str, Any]:
         "operationId": name,
         "summary": f"the catalogue of {name}, each with its source",
         "parameters": [search],
-        "responses": _answers("the list"),
+        "responses": _answers("the list", {"type": "array", "items": _OBJECT}),
     }
 
 
