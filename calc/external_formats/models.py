@@ -27,7 +27,7 @@ def _by_shape() -> dict[str, str]:
 def shape_of(name: str) -> str:
     """A model's name without its owner, and without what tells tuned copies of one shape apart."""
     last = name.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1].lower().removeprefix("meta-")
-    last = last.removesuffix(".gguf")
+    last = last.removesuffix(".gguf").removesuffix("-gguf")  # whose format the run names itself
     while last != (last := _TUNED.sub("", last)):
         pass
     return last
