@@ -192,11 +192,12 @@ def time_table() -> str:
 
 
 def vllm_table() -> str:
-    """vLLM's own figures of its memory against those computed for the same plan."""
-    lines = ["| figure in vLLM's log | figures | median error | largest |", "|---|---|---|---|"]
-    for key in vllm_memory.KEYS:
-        errors = vllm_memory.errors(key)
-        lines.append(f"| {key} | {len(errors)} | {100 * median(errors):.1f} % | {100 * errors[-1]:.1f} % |")
+    """vLLM's own figures of its memory against those computed for the same plan, by version: median error / largest (how many)."""
+    lines = [f"| version | {' | '.join(vllm_memory.KEYS)} |", "|" + "---|" * (1 + len(vllm_memory.KEYS))]
+    for version in (None, *vllm_memory.versions()):
+        found = [vllm_memory.errors(key, version) for key in vllm_memory.KEYS]
+        cells = [f"{100 * median(e):.1f} / {100 * e[-1]:.1f} % ({len(e)})" if e else "" for e in found]
+        lines.append(f"| {version or 'all'} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

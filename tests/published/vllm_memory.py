@@ -71,9 +71,15 @@ def figures(row: dict[str, Any]) -> Iterator[Figure]:
             yield Figure(row["id"], key, computed[key] / GiB, row[f"{key}_gib"])
 
 
-def errors(key: str) -> list[float]:
-    """Absolute relative errors of one figure over all rows, in order."""
-    return sorted(abs(found.error) for row in ROWS for found in figures(row) if found.key == key)
+def errors(key: str, version: str | None = None) -> list[float]:
+    """Absolute relative errors of one figure over all rows, or over those of a version, in order."""
+    chosen = (row for row in ROWS if version in (None, row["version"]))
+    return sorted(abs(found.error) for row in chosen for found in figures(row) if found.key == key)
+
+
+def versions() -> list[str]:
+    """The versions of the rows, oldest first."""
+    return sorted({row["version"] for row in ROWS}, key=lambda name: tuple(map(int, name.split("."))))
 
 
 def main() -> None:

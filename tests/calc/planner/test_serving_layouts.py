@@ -11,6 +11,7 @@ from calc.errors import InputError
 from calc.hardware import gpu
 from calc.planner.serving_layouts import ServingSearchPlan, search_serving
 from calc.serving import ServingPlan, serve
+from calc.serving.speed.estimate import step_times
 
 H100 = gpu("h100-sxm-80gb")
 
@@ -67,7 +68,12 @@ def test_users_and_gpus_share_out_the_sequences():
     }
     row = answer.as_json()["layouts"][0]
     assert row["cost_per_million_tokens"] == pytest.approx(3.78 * 8 / 3600 / row["tokens_per_s"] * 1e6)
-    assert answer.breakdown.total == pytest.approx(row["tpot_s"], rel=0.5)  # without what prompts take of each step
+    best = answer.layouts[0].served
+    steps = step_times(best.spec, best.plan, best.gpu)
+    running = min(best.plan.concurrency, best.speed.tokens_per_s * best.speed.tpot_s)
+    exact = steps.components(running, best.plan.prompt_tokens + best.plan.output_tokens / 2)
+    assert answer.breakdown.total == pytest.approx(sum(part.total for part in exact))
+    assert answer.breakdown.total < row["tpot_s"]  # the prompts of others take their part
 
 
 def test_what_no_layout_does_is_an_answer_with_reasons():
