@@ -97,6 +97,50 @@ def _all_experts(draft: Draft, value: Any) -> str:
 
 
 _ALL_LAYERS: Final = 10_000
+_MOVED: Final = (
+    "tensors moved by name are modelled where they are the experts of all or of the first layers, to the CPU"
+)
+_EXPERTS: Final = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+_OTHERS: Final = (
+    *("attn_norm", "attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "attn_kv_a_mqa", "ssm_in"),
+    *("ffn_norm", "ffn_gate", "ffn_up", "ffn_down", "ffn_gate_inp", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"),
+)
+_LAYERS_TRIED: Final = 200
+_CHARACTERS: Final = re.compile(r"[\w.\\|()\[\]*+?^$-]{1,120}")
+
+
+def _is_quick(pattern: str) -> bool:
+    """Whether a search of a short name for it takes little time: at most three repeats, none of a group, no back reference."""
+    repeats = sum(map(pattern.count, "*+?"))
+    return bool(_CHARACTERS.fullmatch(pattern)) and repeats <= 3 and not re.search(r"\)[*+?]|\\\d", pattern)
+
+
+def _moved(draft: Draft, value: Any) -> str:
+    """PATTERN=CPU, searched for in each tensor's name (common/arg.cpp; src/llama-model-loader.cpp): the experts of the first layers."""
+    pattern, _, place = text(value).rpartition("=")
+    if place.upper() != "CPU" or not _is_quick(pattern):
+        raise NotSaid(_MOVED)
+    try:
+        search = re.compile(pattern).search
+    except re.error as error:
+        raise NotSaid(f"not a pattern: {error}") from error
+    moved = [
+        {name for name in (*_EXPERTS, *_OTHERS) if search(f"blk.{layer}.{name}.weight")}
+        for layer in range(_LAYERS_TRIED)
+    ]
+    first = next((layer for layer, names in enumerate(moved) if not names), _LAYERS_TRIED)
+    others = ("token_embd.weight", "output.weight", "output_norm.weight")
+    if (
+        not first
+        or any(moved[first:])
+        or any(names != set(_EXPERTS) for names in moved[:first])
+        or any(map(search, others))
+    ):
+        raise NotSaid(_MOVED)
+    draft.plan["n_cpu_moe"] = _ALL_LAYERS if first == _LAYERS_TRIED else first
+    return f"experts of {'all' if first == _LAYERS_TRIED else f'the first {first}'} layers on the host"
+
+
 _cache = one_of(_KV, "not a cache format here")
 _DEVICES = "of several GPUs only shares of the layers are modelled for llama.cpp"
 SETTINGS: Final = {
@@ -115,7 +159,7 @@ SETTINGS: Final = {
     **named("sm split-mode", refuses(_DEVICES, unless=lambda value: value in ("none", "layer"))),
     **named("ts tensor-split", Setting(_split)),
     "rpc": refuses(_DEVICES),
-    **named("ot override-tensor", refuses("tensors moved by name are not modelled")),
+    **named("ot override-tensor", Setting(_moved)),
     **named("cmoe cpu-moe", Setting(_all_experts, is_switch=True)),
     **named("ncmoe n-cpu-moe", sets("n_cpu_moe")),
     "swa-full": refuses("window caches are counted at their own size", is_switch=True),

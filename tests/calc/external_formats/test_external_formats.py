@@ -72,6 +72,29 @@ def test_sglangs_attention_groups_lie_within_its_tensor_parallelism():
     assert any("replicas" in one for one in replicas.not_understood)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "layers"),
+    [
+        ("exps=CPU", 10_000),
+        (r"\.ffn_.*_exps\.=CPU", 10_000),
+        (r"blk\.\d+\.ffn_(up|down|gate)_exps=CPU", 10_000),
+        (r"blk\.[0-9]\.ffn_.*_exps=CPU", 10),
+        (r"blk\.([0-9]|1[0-9])\.ffn_.*_exps\.=CPU", 20),
+        ("ffn_up_exps=CPU", None),  # a part of the experts
+        (r"blk\.2[0-9]\.ffn_.*_exps=CPU", None),  # layers in the middle
+        (".*=CPU", None),
+        ("exps=CUDA1", None),
+        ("(=CPU", None),
+        ("(a+)+b=CPU", None),  # takes long
+        ("(.*)(.*)(.*)(.*)x=CPU", None),
+    ],
+)
+def test_llama_servers_pattern_of_experts_is_layers_of_the_host_or_not_understood(pattern, layers):
+    found = read(f"llama-server -m model-Q8_0.gguf -ot '{pattern}'")
+    assert found.plan.n_cpu_moe == layers
+    assert any(text.startswith("-ot") or "override-tensor" in text for text in found.not_understood) is (layers is None)
+
+
 def test_llama_servers_context_is_that_of_all_slots():
     found = read("llama-server -m model-Q8_0.gguf -c 32768 -np 4 -ngl 20 -ctk q8_0 -ctv q8_0")
     assert found.given == {
