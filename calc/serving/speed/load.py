@@ -200,7 +200,7 @@ class _Prompts:
         load, step = self.load, self.step
         cost = np.minimum(cost, self.together / self.packed * (1 - load.repeated))  # those that queue share a step
         cycle, span = each_pass * decodes, np.ceil(self.running / self.packed) * (self.together + self.base)
-        work, n = self.running * cost, self.rounds() if spread else 1
+        work, n = self.running * cost, self.rounds() if spread and load.rounds else 1
         window = np.minimum(cycle, np.sqrt(n) * spread * cycle + span) if load.rounds else cycle
         busy = np.minimum(work / np.maximum(window, 1e-9), 0.99)
         waited = np.minimum(step / (1 - busy), step + self.together)
@@ -208,7 +208,7 @@ class _Prompts:
             return looks * np.where(self.running > self.packed, waited, step + self.alone)
         random = np.minimum(busy / (2 * (1 - busy)) * each, 0.4 * np.sqrt(self.running) * cost)
         found = looks * waited + np.maximum(work - window, 0) / 2 + random
-        return found.mean(axis=0) if spread else found
+        return found.mean(axis=0) if np.ndim(n) else found
 
     def burst(self) -> Any:
         """Mean seconds to the first token where all arrive at once: prompts pass the tokenizer, then the steps, one after another."""

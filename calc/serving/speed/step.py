@@ -50,11 +50,13 @@ class StepTimes:
         tokens = [work for work in works if isinstance(work, TokenWork)]
         mixing = [work for work in works if isinstance(work, SequenceWork)]
 
+        alone = self.operations.layout.dp == 1  # the rank's tokens are the replica's
+
         def of_rank(m: Array) -> Any:
-            return sum(work.count * work.seconds(m) for work in tokens if not work.of_replica) + 0 * m
+            return sum(work.count * work.seconds(m) for work in tokens if alone or not work.of_replica) + 0 * m
 
         def of_replica(m: Array) -> Any:
-            return sum(work.count * work.seconds(m) for work in tokens if work.of_replica) + 0 * m
+            return sum(work.count * work.seconds(m) for work in tokens if work.of_replica and not alone) + 0 * m
 
         def decode(b: Array, context: Array) -> Any:
             return sum(work.count * work.decode(b, context) for work in mixing) + 0 * b
@@ -86,7 +88,9 @@ class StepTimes:
         full = (
             prefills / dp if isinstance(prefills, np.ndarray) else float(-(-prefills // dp))
         )  # of the rank with the most
-        total = self._rank(own * query + full * new) + self._replica(tokens) + self._head(own * query + full)
+        total = self._rank(own * query + full * new) + self._head(own * query + full)
+        if dp > 1:
+            total = total + self._replica(tokens)
         if query > 1:
             total = total + _where(sequences, (query - 1) * self._draft(own))
         total = total + _where(sequences, self._decode(own, context))
