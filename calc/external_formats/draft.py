@@ -114,6 +114,17 @@ def refuses(reason: str, is_switch: bool = False, unless: Callable[[Any], bool] 
     return Setting(apply, is_switch)
 
 
+def adapters(slots: int) -> Setting:
+    """The switch that turns LoRA on, with so many slots unless another setting says how many."""
+
+    def apply(draft: Draft, value: Any) -> str:
+        if truth(value):
+            draft.plan.setdefault("lora_slots", slots)
+        return f"lora_slots {draft.plan['lora_slots']}" if "lora_slots" in draft.plan else NO_EFFECT
+
+    return Setting(apply, is_switch=True)
+
+
 def ignores(names: str, is_switch: bool = False) -> dict[str, Setting]:
     """Settings, with spaces between them, that change neither memory nor time here."""
     setting = Setting(lambda draft, value: NO_EFFECT, is_switch)

@@ -10,6 +10,7 @@ from calc.external_formats.draft import (
     Draft,
     NotSaid,
     Setting,
+    adapters,
     ignores,
     is_model,
     named,
@@ -104,10 +105,9 @@ SETTINGS: Final = {
     "language-model-only": Setting(lambda draft, value: draft.plan.update(images=0) or "images 0", is_switch=True),
     "cpu-offload-gb": refuses("weights in host memory are not modelled for vLLM", unless=lambda value: str(value) == "0"),
     "swap-space": refuses("host memory is not counted"),
-    "enable-lora": refuses("adapters served with the model are not counted", is_switch=True),
-    "max-lora-rank": refuses("adapters served with the model are not counted"),
-    "max-loras": refuses("adapters served with the model are not counted"),
-    "lora-modules": refuses("adapters served with the model are not counted"),
+    "enable-lora": adapters(1),
+    "max-lora-rank": sets("lora_rank"),
+    "max-loras": sets("lora_slots"),
     "compilation-config": refuses("CUDA graphs are taken as by default"),
     **named("O", refuses("CUDA graphs are taken as by default")),
     "hf-overrides": refuses("the config is read as the checkpoint has it"),
@@ -127,7 +127,7 @@ SETTINGS: Final = {
         "allowed-origins allowed-methods allowed-headers limit-mm-per-prompt-cache mm-processor-cache-gb mm-processor-kwargs "
         "allowed-local-media-path media-io-kwargs default-chat-template-kwargs chat-template-content-format "
         "distributed-executor-backend response-role otlp-traces-endpoint max-logprobs logits-processors "
-        "override-generation-config data-parallel-address data-parallel-rpc-port data-parallel-start-rank "
+        "override-generation-config lora-modules data-parallel-address data-parallel-rpc-port data-parallel-start-rank "
         "data-parallel-size-local api-server-count nnodes node-rank master-addr master-port uds ssl-keyfile ssl-certfile "
         "tool-parser-plugin reasoning-parser-plugin structured-outputs-config guided-decoding-backend stream-interval"
     ),
@@ -198,6 +198,8 @@ def write(writing: Writing) -> str:
         words += ["--kv-cache-memory-bytes", str(round(memory * 2**30))]
     if (drafted := writing.say("draft_tokens", 0)) > 0:
         words += ["--speculative-config", json.dumps({"num_speculative_tokens": drafted})]
+    if (slots := writing.say("lora_slots", None)) is not None:
+        words += ["--enable-lora", "--max-loras", str(slots), "--max-lora-rank", str(writing.say("lora_rank", 16))]
     if (images := writing.say("images", None)) is not None:
         words += ["--limit-mm-per-prompt", json.dumps({"image": images})]
     return left_over(writing, words)

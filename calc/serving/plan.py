@@ -92,8 +92,8 @@ _ENGINE_FIELDS = {
     "moe_backend": ("tensorrt-llm",),
     "enforce_eager": ("vllm",),
     "images": ("vllm",),
-    "lora_slots": ("vllm",),
-    "lora_rank": ("vllm",),
+    "lora_slots": ("vllm", "sglang"),
+    "lora_rank": ("vllm", "sglang"),
     "draft": ("vllm",),
     "async_scheduling": ("vllm",),
     "prefix_caching": ("vllm", "sglang"),
@@ -174,9 +174,14 @@ class ServingPlan(SpeedOptions):
         description="keep prefixes; a recurrent layer then holds more states a request (vLLM two blocks, SGLang five slots)",
     )
     lora_slots: int | None = Field(
-        None, ge=1, le=4096, description="vLLM: adapters that may serve at once (max_loras); left out: LoRA is off"
+        None,
+        ge=1,
+        le=4096,
+        description="vLLM, SGLang: adapters that may serve at once (max_loras, max_loras_per_batch); left out: LoRA is off",
     )
-    lora_rank: int = Field(16, ge=1, le=1024, description="vLLM: the largest rank of an adapter (max_lora_rank)")
+    lora_rank: int = Field(
+        16, ge=1, le=1024, description="vLLM, SGLang: the largest rank of an adapter (max_lora_rank)"
+    )
     draft: Literal["none", "ngram", "eagle", "mtp"] = Field(
         "none", description="vLLM: who drafts for speculative decoding, with its weights and cache"
     )

@@ -17,6 +17,7 @@ from calc.serving.cache import Cache
 from calc.serving.capacity import Capacity
 from calc.serving.plan import ServingPlan
 from calc.serving.stages import Load
+from calc.serving.vllm.extras import lora_slots
 from calc.units import GiB, MiB
 
 _SOURCE = "SGLang 0.5.23, srt/arg_groups/memory_hook.py"
@@ -112,6 +113,7 @@ def parts(
     reserved = (
         Component("kept_free", found.rest, formula=rest, numbers={"o": found.rest}),
         Component("context", found.context, formula=context, numbers={"o": found.context}),
+        *lora_slots(spec, plan, layers),  # allocated before the pools
     )
     return (activations,), reserved
 

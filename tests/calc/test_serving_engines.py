@@ -138,3 +138,15 @@ def test_sglangs_pool_of_windows_alone_has_no_share_of_a_full_one():
     plan = ServingPlan(engine="sglang", kv_memory_gib=10, block_size=1, kv_dtype="bf16", context=128)
     answer = serve(spec, plan)
     assert answer.capacity.tokens == 10 * GiB // (answer.kv_fixed_bytes // 128)
+
+
+def test_sglangs_adapters_take_the_cache_pairs_for_every_linear_layer():
+    """Llama-3.1-8B, eight slots of rank 16: A over the inputs and B over the outputs of seven projections in 32 layers."""
+    h, kv, f = 4096, 1024, 14_336
+    width = 32 * (2 * (h + h) + 2 * (h + kv) + 3 * (h + f))
+    alone, adapted = on("sglang"), on("sglang", lora_slots=8)
+    slots = next(part.total for part in adapted.reserved if part.name == "lora_slots")
+    assert slots == 2 * 8 * 16 * width
+    assert alone.capacity.budget - adapted.capacity.budget == slots
+    assert "lora_slots" not in adapted.plan.idle
+    assert "lora_slots" in on("tensorrt-llm", lora_slots=8).plan.idle

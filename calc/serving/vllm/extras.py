@@ -1,4 +1,4 @@
-"""What adapters and drafts add to a rank of vLLM: slots for LoRA, the weights of a draft, and its layers' cache."""
+"""What adapters and drafts add to a rank of vLLM: slots for LoRA (SGLang's are the same), the weights of a draft, and its layers' cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from calc.serving.plan import ServingPlan
 from calc.units import ceil_div
 
 _URL = "https://github.com/vllm-project/vllm"
-_LORA = "vllm/lora/layers: a stack of max_loras pairs for each linear layer, at max_lora_rank, in 16 bits"
+_LORA = {
+    "vllm": ("vllm/lora/layers: a stack of max_loras pairs for each linear layer, at max_lora_rank, in 16 bits", _URL),
+    "sglang": (
+        "SGLang 0.5.23, srt/lora/mem_pool.py: max_loras_per_batch pairs for each linear layer, at max_lora_rank, in 16 bits",
+        "https://github.com/sgl-project/sglang",
+    ),
+}
 _EAGLE = (
     "EAGLE-3, arXiv 2503.01840: one layer of the target's shape, its input joined from three of the target's layers "
     "(vllm/model_executor/models/llama_eagle3.py)"
@@ -31,7 +37,8 @@ def lora_slots(spec: ModelSpec, plan: ServingPlan, layers: range) -> tuple[Compo
         if weight.matmul and len(weight.shape) == 2
     )
     numbers = {"n": plan.lora_slots, "r": plan.lora_rank, "w": width}
-    formula = Formula(r"2 \cdot <n> \cdot <r> \cdot <w>", _LORA, _URL, ("w: inputs and outputs of all linear layers",))
+    source, url = _LORA[plan.engine]
+    formula = Formula(r"2 \cdot <n> \cdot <r> \cdot <w>", source, url, ("w: inputs and outputs of all linear layers",))
     value = 2 * plan.lora_slots * plan.lora_rank * width
     return (Component("lora_slots", value, formula=formula, numbers=numbers),)
 

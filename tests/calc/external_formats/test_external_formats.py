@@ -73,6 +73,20 @@ def test_sglangs_attention_groups_lie_within_its_tensor_parallelism():
 
 
 @pytest.mark.parametrize(
+    ("command", "slots", "rank"),
+    [
+        ("vllm serve a/b --enable-lora --lora-modules x=y", 1, 16),
+        ("vllm serve a/b --max-loras 4 --enable-lora --max-lora-rank 64", 4, 64),
+        ("python -m sglang.launch_server --model-path a/b --enable-lora --max-lora-rank 32", 8, 32),
+        ("python -m sglang.launch_server --model-path a/b --enable-lora --max-loras-per-batch 2", 2, 16),
+    ],
+)
+def test_adapters_of_a_server_are_slots_of_a_rank(command, slots, rank):
+    found = read(command)
+    assert (found.plan.lora_slots, found.plan.lora_rank, found.not_understood) == (slots, rank, ())
+
+
+@pytest.mark.parametrize(
     ("pattern", "layers"),
     [
         ("exps=CPU", 10_000),
