@@ -8,7 +8,7 @@ PIP := $(PY) -m pip --disable-pip-version-check install
 SELF := $(MAKE)
 GET := .ci/get
 
-.PHONY: help run test-fast test test-all record check types bench bench-gpu check-kernels docs picture resolve
+.PHONY: help run test-fast test test-all record check types bench bench-gpu bench-load mutants check-kernels docs picture resolve
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +19,8 @@ help:
 	@echo "make record     run the recorded programs that are missing or stale, and keep what they give"
 	@echo "make check      ruff, formatting, mypy --strict"
 	@echo "make bench      print speed and size against their targets"
+	@echo "make bench-load print how twenty and fifty sessions at once fare, on this machine alone"
+	@echo "make mutants    change 300 single lines, one after the other, and print which change no test notices"
 	@echo "make bench-gpu  time Triton's kernels against the vendor's, where there is a GPU"
 	@echo "make check-kernels  compile every kernel for GPUs old and new, without one, and check the result"
 	@echo "make docs       write the tables of README.md and docs/ again"
@@ -62,6 +64,13 @@ types: $(VENV)/.measuring-ready
 
 bench: $(VENV)/.measuring-ready $(VENV)/.browser-ready
 	$(PY) -m tests.bench
+
+bench-load: $(VENV)/.testing-ready
+	$(PY) -m tests.bench_load $(ARGS)
+
+# Hours on two cores; ARGS="--fast --count 60 --seed 2" for fewer, without torch.
+mutants: $(VENV)/.measuring-ready
+	$(PY) -m tests.mutants $(ARGS)
 
 bench-gpu: $(VENV)/.measuring-ready
 	@$(PY) -m tests.bench_gpu

@@ -157,11 +157,12 @@ def to_csv(rows: Iterable[Mapping[str, Any]], columns: tuple[str, ...]) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
-        writer.writerow([_safe_cell(row.get(column, "")) for column in columns])
+        writer.writerow([safe_cell(row.get(column, "")) for column in columns])
     return out.getvalue()
 
 
-def _safe_cell(value: object) -> object:
+def safe_cell(value: object) -> object:
+    """A cell as a file for spreadsheets may hold it: a text that would be run as a formula gets a quote before it."""
     if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
         return "'" + value
     return value

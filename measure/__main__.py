@@ -2,7 +2,16 @@
 
 import sys
 
-from measure.cli import main
+
+def main() -> int:
+    """Answer the command. Ctrl-C while modules are still read ends it without a traceback too."""
+    try:
+        from measure.cli import main
+
+        return main()
+    except KeyboardInterrupt:
+        return 130
+
 
 if __name__ == "__main__":
     sys.exit(main())

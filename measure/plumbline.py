@@ -25,7 +25,14 @@ _SETTINGS = (ROOT / ".streamlit" / "config.toml", Path(sys.prefix) / "share" / "
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Answer one command. Returns the exit code: 0 answered, 2 bad input, 1 our own mistake."""
+    """Answer one command. Returns the exit code: 0 answered, 2 bad input, 1 our own mistake, 130 ended by Ctrl-C."""
+    try:
+        return _answered(argv)
+    except KeyboardInterrupt:  # while modules are still read
+        return 130
+
+
+def _answered(argv: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     name = given[0] if given else "--help"
     if name == "app":

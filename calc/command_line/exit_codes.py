@@ -14,6 +14,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what a full disk answers
 
 def guarded(action: Callable[[], object]) -> int:
     """Do it; a complaint becomes one line on standard error and its exit code. PLUMBLINE_DEBUG=1 shows tracebacks."""
+    if sys.stdout is None:  # the caller closed it: `>&-`
+        print("standard output: it is closed, so that no answer can be written", file=sys.stderr)
+        return 1
     try:
         action()
         sys.stdout.flush()

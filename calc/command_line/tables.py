@@ -7,13 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from calc.commands import Answer
+from calc.errors import InputError
 from calc.units import show_value
 from calc.version import VERSION
 
 
 def answer_json(answer: Answer) -> str:
-    """The answer's JSON, and the version of Plumbline that gave it."""
-    return json.dumps({"version": VERSION, **answer.as_json()}, indent=1)
+    """The answer's JSON, and the version of Plumbline that gave it. InputError where a number in it is none that JSON has."""
+    try:
+        return json.dumps({"version": VERSION, **answer.as_json()}, indent=1, allow_nan=False)
+    except ValueError:
+        raise InputError(
+            "answer: a number in it is beyond 1.8e308, the largest there is; give smaller values"
+        ) from None
 
 
 def formatted(answer: Answer, form: str) -> str:

@@ -93,7 +93,10 @@ def data_directory() -> Path:
     """Where results and locks live: PLUMBLINE_DATA, or the platform's place for a user's data. It may not exist yet."""
     chosen = os.environ.get("PLUMBLINE_DATA")
     if chosen:
-        return Path(chosen).expanduser()
+        try:
+            return Path(chosen).expanduser()
+        except RuntimeError:
+            raise InputError.of("PLUMBLINE_DATA", chosen, "there is no such user") from None
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support" / "plumbline"
     if sys.platform == "win32":

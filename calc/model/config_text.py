@@ -8,7 +8,7 @@ import re
 import warnings
 from typing import Any, Final
 
-from calc.errors import InputError
+from calc.errors import InputError, show
 
 LARGEST_CONFIG: Final = 8 * 2**20  # bytes; a real config.json has 3.1 MB of modules that stay unquantised
 _LARGEST_PYTHON: Final = 2**20  # bytes of a text that is read as Python writes it
@@ -28,6 +28,8 @@ def parse_config(text: str | bytes) -> dict[str, Any]:
         )
     try:
         data = _json(text)
+    except InputError:
+        raise
     except ValueError as error:
         if _POINTER in str(text[:60]):
             raise InputError(f"config: it is a Git LFS pointer, not the file itself; {PULL}", "config") from None
@@ -50,9 +52,22 @@ def _json(text: str | bytes) -> Any:
         return float(name)
 
     try:
-        return json.loads(text, parse_constant=constant)
+        return json.loads(text, parse_constant=constant, object_pairs_hook=unique_members)
     except RecursionError:
         raise InputError("config: nested too deeply to be a config.json", "config") from None
+
+
+def unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object's members. InputError where a name is there twice with two values: readers differ in which of them they take."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: dict[str, Any] = {}
+        for name, value in pairs:
+            if seen.setdefault(name, value) != value:
+                raise InputError(
+                    f"{name[:80]}: the config gives it twice, as {show(seen[name])} and as {show(value)}", name[:80]
+                )
+    return found
 
 
 def _pasted(text: str | bytes) -> Any:
@@ -66,6 +81,8 @@ def _pasted(text: str | bytes) -> Any:
         return None
     try:
         return _json(_LAST_COMMA.sub(r"\1", inner))
+    except InputError:
+        raise
     except ValueError:
         pass
     if len(inner) > _LARGEST_PYTHON:

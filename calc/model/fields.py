@@ -10,6 +10,8 @@ from calc.errors import InputError
 
 LARGEST: Final = 2**24  # no width, vocabulary or context in use comes near; keeps every product a small integer
 MOST_LAYERS: Final = 4096
+_MOST_UNREAD: Final = 60  # names of fields that nothing reads, of which a config may hold megabytes
+_LONGEST: Final = 80
 # What makes a model this model: no class default stands in for these, except in a nested config that leaves them out.
 MUST_BE_GIVEN: Final = frozenset(
     "hidden_size n_embd n_embed d_model num_hidden_layers n_layer n_layers num_layers decoder_layers num_attention_heads "
@@ -191,5 +193,7 @@ class Fields:
 
     def unread(self) -> list[str]:
         """The names of fields that nothing read and that are not known to be harmless, nested ones included."""
-        own = [self.name(key) for key in self.data if key not in self.used and key not in IGNORED]
-        return own + [name for nested in self.sections for name in nested.unread()]
+        own = [self.name(key)[:_LONGEST] for key in self.data if key not in self.used and key not in IGNORED]
+        found = own + [name for nested in self.sections for name in nested.unread()]
+        more = len(found) - _MOST_UNREAD
+        return found if more <= 1 else [*found[:_MOST_UNREAD], f"and {more:,} more"]

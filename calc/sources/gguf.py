@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from calc.errors import InputError
 from calc.sources.files import open_plain
@@ -37,7 +37,6 @@ Fetch = Callable[[int, int], bytes]  # (offset, length) -> at most so many bytes
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-_ENDIAN: Mapping[str, Literal["little", "big"]] = {"<": "little", ">": "big"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +138,13 @@ class _Cursor:
         if kind != _STRING:
             raise self.bad(f"its metadata has an array of type {kind}; only numbers and texts are read")
         self.need(8 * count)  # each text has at least its length
+        length = struct.Struct(f"{self.order}Q").unpack_from
         for done in range(count):
             if done % _OFTEN == 0:
                 self.check_time()
             if self.at + 8 > len(self.held):
                 self.need(8)
-            self.at += 8 + int.from_bytes(self.held[self.at : self.at + 8], _ENDIAN[self.order])
+            self.at += 8 + length(self.held, self.at)[0]
         self.need(0)
         return None
 

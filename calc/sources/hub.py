@@ -22,6 +22,7 @@ Result = TypeVar("Result")
 SECONDS: Final = 15.0  # for the config
 STORED_SECONDS: Final = 45.0  # for the headers of all shards
 _PATIENCE = 0.7  # of the time left, for the first answer: what remains is for the cache
+_CREDENTIALS = re.compile(r"//[^/\s]*@")  # of an address, that is of HF_ENDPOINT or a proxy
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 _ID = re.compile(rf"(?P<repo>{_NAME}/{_NAME})(?:@(?P<revision>[A-Za-z0-9][A-Za-z0-9._/-]{{0,127}}))?", re.ASCII)
 _FILE = re.compile(
@@ -64,9 +65,18 @@ class Fetched(NamedTuple):
 
 def is_offline() -> bool:
     """Whether HF_HUB_OFFLINE is set: what the cache holds answers, and nothing else is asked."""
-    from huggingface_hub import constants
+    return bool(_constants().is_offline_mode())
 
-    return constants.is_offline_mode()
+
+def _constants() -> Any:
+    """huggingface_hub's settings. InputError where HF_ENDPOINT is no address at all: then it does not even start."""
+    try:
+        from huggingface_hub import constants
+    except ValueError as error:
+        raise InputError(
+            f"HF_ENDPOINT: it is no web address ({error}); leave it unset, or give one", "HF_ENDPOINT"
+        ) from None
+    return constants
 
 
 def parse_id(text: str) -> HubId | None:
@@ -109,14 +119,12 @@ class Call:
 
     @property
     def place(self) -> str:
-        from huggingface_hub import constants
-
-        return (self.hub.endpoint or constants.ENDPOINT).rstrip("/")
+        return (self.hub.endpoint or str(_constants().ENDPOINT)).rstrip("/")
 
     @property
     def shown(self) -> str:
         """The repository and its place for messages, without a password that the address may hold."""
-        return f"{self.hub_id.repo} on {re.sub('//[^/]*@', '//', self.place)}"
+        return f"{self.hub_id.repo} on {_CREDENTIALS.sub('//', self.place)}"
 
     def run(self, work: Callable[[], Result]) -> Result:
         """The result of `work`, or one InputError: within the time even when a server sends a byte now and then."""
@@ -149,10 +157,10 @@ class Call:
         what = next((text for name, text in _BY_NAME if name in names), None) or next(
             (text for codes, text in _BY_STATUS if status in codes), None
         )
-        if what is None:
-            what = f"it answers {status}; try again later" if status else f"{type(error).__name__}: {str(error)[:200]}"
+        otherwise = "{error}" if status is None else "it answers {status}; try again later"
         kind = NotThere if names & {"RemoteEntryNotFoundError"} else InputError
-        words = {
+        known = {
+            "error": f"{type(error).__name__}: {str(error)[:200]}",
             "repo": self.hub_id.repo,
             "revision": self.hub_id.revision,
             "file": self.file,
@@ -160,7 +168,7 @@ class Call:
             "status": status,
             "seconds": f"{self.seconds:g}",
         }
-        return kind(f"MODEL: {self.shown}: {what.format_map(words)}", "MODEL")
+        return kind(f"MODEL: {self.shown}: {_CREDENTIALS.sub('//', (what or otherwise).format_map(known))}", "MODEL")
 
 
 _REFUSED = (
@@ -196,9 +204,7 @@ _BY_STATUS = (
 
 def _quiet() -> None:
     """huggingface_hub asks for the file and nothing else: no telemetry, which costs a request of its own, and no log lines."""
-    from huggingface_hub import constants
-
-    constants.HF_HUB_DISABLE_TELEMETRY = True
+    _constants().HF_HUB_DISABLE_TELEMETRY = True
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
 
 

@@ -10,11 +10,11 @@ import codecs
 import json
 import re
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from calc.errors import InputError
+from calc.model.config_text import unique_members
 
 WINDOW: Final = 2**16  # characters of the largest name, or of a value that is decoded as a whole
 _PIECE: Final = 2**18  # bytes read at a time: the clock is looked at for each
@@ -38,15 +38,6 @@ def usual_member(value: str) -> re.Pattern[str]:
     return re.compile(rf' "([^"\\\x00-\x1f]{{0,{WINDOW // 4}}}+)" : {value} ([,}}])'.replace(" ", _SPACE))
 
 
-def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object's members. InputError where a name is there twice: readers differ in which of the two they take."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise InputError(f"config: it gives {twice[:80]!r} twice", "config")
-    return found
-
-
 class JsonText:
     """A JSON text of `length` bytes from `read`. Every fault is an InputError made by `bad`, and so is the end of the time."""
 
@@ -55,7 +46,7 @@ class JsonText:
         self._end = time.thread_time() + seconds  # of this thread's own work: a busy machine refuses nothing
         self._utf8 = codecs.getincrementaldecoder("utf-8")()
         self._text, self._at = "", 0
-        self._decoder = json.JSONDecoder(parse_constant=self._constant, object_pairs_hook=unique)
+        self._decoder = json.JSONDecoder(parse_constant=self._constant, object_pairs_hook=unique_members)
 
     def members(
         self, usual: re.Pattern[str], otherwise: str = _NO_OBJECT
@@ -84,7 +75,7 @@ class JsonText:
         try:
             value, self._at = self._decoder.raw_decode(self._text, begin)
         except InputError as error:
-            raise self._bad(str(error).partition(": ")[2]) from None
+            raise self._bad(str(error)) from None
         except RecursionError:
             raise self._bad("its JSON is nested too deeply") from None
         except ValueError as error:
@@ -161,4 +152,4 @@ class JsonText:
         self._text, self._at = "".join(parts), 0
 
     def _constant(self, name: str) -> Any:
-        raise InputError(f"config: {name} is no number in JSON", "config")
+        raise InputError(f"{name} is no number in JSON")

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
+from calc.breakdown import safe_cell
 from calc.measurements.imported import compared, imported, machine_of
 from calc.measurements.records import Records, as_csv, as_json
 from calc.measurements.roofline import rooflines
@@ -161,7 +162,8 @@ def _cases(rows: Sequence[Mapping[str, Any]]) -> None:
         here = [row for row in rows if row["case"] == case]
         frame = pd.DataFrame(
             {
-                "Quantity": [row["quantity"].replace("/", " › ").replace("_", " ") for row in here],
+                # the table has a download of its own
+                "Quantity": [safe_cell(row["quantity"].replace("/", " › ").replace("_", " ")) for row in here],
                 "Predicted": [_read(row, "predicted") for row in here],
                 "Measured": [_read(row, "measured") for row in here],
                 "Error": ["" if row["relative_error"] is None else f"{row['relative_error']:+.2%}" for row in here],
@@ -213,7 +215,9 @@ def comparison(records: Records) -> None:
             first = st.selectbox("First machine", machines)
             second = st.selectbox("Second machine", machines, index=len(machines) - 1)
         st.dataframe(
-            pd.DataFrame(compared(rows, first, second)).drop(columns=["first_machine", "second_machine"]),
+            pd.DataFrame(compared(rows, first, second))
+            .drop(columns=["first_machine", "second_machine"])
+            .map(safe_cell),
             hide_index=True,
         )
         st.code(
@@ -252,7 +256,7 @@ def history(records: Records) -> None:
                     "Machine": [machine_of(run.environment) for run in known],
                     "Ended": [run.outcome or "not known" for run in known],
                 }
-            ),
+            ).map(safe_cell),
             hide_index=True,
         )
         with st.container(horizontal=True):

@@ -157,15 +157,13 @@ def test_splits_count_as_one_file(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_large_vocabulary_takes_a_second_and_little_memory(tmp_path):
+def test_a_large_vocabulary_takes_little_memory(tmp_path):
     path = write_gguf(tmp_path / "vocabulary.gguf", llama(), metadata=LLAMA, tokens=200_000)
-    start = time.monotonic()
     tracemalloc.start()
     assert len(read_gguf(path).tensors) == len(llama())
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 64e6
-    assert time.monotonic() - start < 30  # traced and on a busy machine; about half a second otherwise
 
 
 def test_a_sparse_file_of_full_length_reads_its_header_alone(tmp_path):

@@ -91,7 +91,7 @@ def test_long_metadata_is_passed_over():
         b'{"__metadata__":{"a":1}}',
         b'{"__metadata__":{"a":"b",}}',
         b'{"__metadata__":{"a":"\\x"}}',
-        b'{"a":{"dtype":"F32","dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
+        b'{"a":{"dtype":"F16","dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
         header(1)[:-1] + b"," + header(1)[1:],
         header(1) + b" x",
         header(1).replace(b"[2]", b"[02]"),
