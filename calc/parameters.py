@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from calc.breakdown import Breakdown, Component, Formula, unique_names
 from calc.lora import lora_parameters as lora_parameters
 from calc.model.spec import ModelSpec, Stack, Tower
 from calc.model.weights import Part, Weight
+from calc.quantities import left_out
 
 LORA = Formula(
     r"<r> \cdot (<k> + <d>)",
@@ -88,7 +89,9 @@ class ParametersPlan(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    lora_rank: int = Field(0, ge=0, le=65536, description="LoRA rank r; 0 trains every parameter")
+    lora_rank: Annotated[int | None, BeforeValidator(left_out)] = Field(
+        None, ge=1, le=65536, description="LoRA rank r; left out: every parameter trains"
+    )
     lora_targets: str = Field(
         "all-linear",
         min_length=1,
@@ -99,7 +102,7 @@ class ParametersPlan(BaseModel):
     @property
     def idle(self) -> dict[str, str]:
         """Fields that change nothing with the others as they are, each with the reason."""
-        return {} if self.lora_rank else {"lora_targets": "lora_rank is 0: every parameter trains"}
+        return {} if self.lora_rank else {"lora_targets": "lora_rank is left out: every parameter trains"}
 
 
 def parameters(spec: ModelSpec, plan: ParametersPlan = ParametersPlan()) -> ParameterAnswer:  # noqa: B008 (frozen)

@@ -20,8 +20,8 @@ QUESTION = Question(
     tabs={
         "Days against GPUs": cluster.against_gpus,
         "Layout finder": cluster.layouts,
-        "FLOPs by convention": cluster.conventions,
-        "By a given MFU": cluster.given_mfu,
+        "FLOPs": cluster.conventions,
+        "Given MFU": cluster.given_mfu,
     },
 )
 

@@ -13,7 +13,7 @@ QUESTION = Question(
     sliders=("lora_rank", "lora_targets"),
     figures=parameters.figures_of,
     picture=parameters.treemap,
-    bar=lambda answer: parts.top(answer.breakdown),
+    bar=lambda answer: parts.by_role(answer.breakdown),
     tabs={
         "All and active": parameters.total_against_active,
         "Textbook form": parameters.textbook,

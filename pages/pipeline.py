@@ -16,7 +16,7 @@ QUESTION = Question(
     },
     figures=schedules.figures_of,
     picture=schedules.picture,
-    tabs={"Closed forms": schedules.closed_forms},
+    tabs={"Every schedule": schedules.every_schedule, "Closed forms": schedules.closed_forms},
 )
 
 

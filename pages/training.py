@@ -49,8 +49,8 @@ QUESTION = Question(
         "What to change": suggestions.changes,
         "Memory against": training.against,
         "Through the step": training.through_the_step,
-        "Limits and checkpoints": suggestions.limits,
-        "Check with a trace": trace_check.check,
+        "Limits": suggestions.limits,
+        "Trace": trace_check.check,
     },
 )
 

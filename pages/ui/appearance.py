@@ -10,6 +10,7 @@ from calc.commands import choices
 from calc.hardware import gpus
 from calc.number_formats import formats
 from calc.pipeline import SCHEDULES
+from calc.serving import ServingPlan
 from calc.training import TrainingPlan
 from calc.training.plan import NOT_MODELLED
 from pages.ui import names
@@ -28,7 +29,6 @@ class Appearance:
     choices: tuple[str, ...] = ()
     named: Mapping[str, str] = field(default_factory=dict)
     placeholder: str = "auto"
-    wide: bool = False
 
 
 def _doubling(low: int, high: int) -> tuple[int, ...]:
@@ -45,14 +45,16 @@ _SEQUENCE = _doubling(128, 2**20)
 _TOKENS = tuple(mantissa * 10**place for place in range(9, 14) for mantissa in (1, 2, 5))
 
 RECIPES = {
-    "amp": "mixed: autocast (16 B)",
-    "fsdp-bf16": "mixed: FSDP (16 B)",
-    "mixed-16": "mixed: ZeRO (16 B)",
-    "megatron-bf16": "mixed: Megatron (18 B)",
-    "megatron-fp16": "fp16: Megatron (20 B)",
-    "pure-bf16": "bf16 only (8 B)",
-    "fp32": "fp32 (16 B)",
-    "fp8": "fp8 compute (20 B)",
+    "amp": "mixed, 16 B (autocast)",
+    "bf16-autocast": "bf16, 8 B (autocast)",
+    "fsdp-bf16": "mixed, 16 B (FSDP)",
+    "mixed-16": "mixed, 16 B (ZeRO)",
+    "megatron-bf16": "mixed, 18 B (Megatron)",
+    "megatron-precision-aware": "mixed, 12 B (Megatron, bf16 states)",
+    "megatron-fp16": "fp16, 20 B (Megatron)",
+    "pure-bf16": "bf16 only, 8 B",
+    "fp32": "fp32, 16 B",
+    "fp8": "fp8 compute, 20 B",
 }
 RECOMPUTE = {"none": "none", "selective": "selective", "full": "full"}
 IMPLEMENTATIONS = {
@@ -61,6 +63,7 @@ IMPLEMENTATIONS = {
     "fused": "Megatron + Transformer Engine",
     "paper": "paper (2205.05198)",
     "deepspeed": "DeepSpeed",
+    "torchtitan": "torchtitan",
     "litgpt": "LitGPT",
     "torchtune": "torchtune",
 }
@@ -69,8 +72,77 @@ ENGINES = {
     "vllm": "vLLM",
     "sglang": "SGLang",
     "tensorrt-llm": "TensorRT-LLM",
+    "llama.cpp": "llama.cpp",
+    "mlx": "MLX",
     "transformers": "transformers generate",
 }
+OPTIMIZERS = {
+    "adamw": "AdamW",
+    "sgd": "SGD",
+    "momentum": "SGD with momentum",
+    "adafactor": "Adafactor",
+    "lion": "Lion",
+    "muon": "Muon",
+    "adamw-8bit": "AdamW, 8-bit states",
+    "adamw-4bit": "AdamW, 4-bit states",
+    "paged-adamw": "AdamW, paged",
+}
+_FORMATS = {
+    "auto": "as published",
+    "gptq-int4": "int4 (GPTQ)",
+    "awq-int4": "int4 (AWQ)",
+    "nf4": "NF4 (bitsandbytes)",
+    "mxfp4": "MXFP4",
+    "nvfp4": "NVFP4",
+    "mlx-int8": "int8 (MLX)",
+    "mlx-int4": "int4 (MLX)",
+}
+FORMATS = {
+    name: _FORMATS.get(name, f"GGUF {name.removeprefix('gguf-')}" if name.startswith("gguf-") else name)
+    for name in choices(ServingPlan.model_fields["weights"])
+}
+SCHEDULE_NAMES = {
+    "naive": "one at a time",
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved": "interleaved 1F1B",
+    "looped-bfs": "looped BFS",
+    "interleaved-zb": "interleaved zero bubble",
+    "zb-h1": "ZB-H1",
+    "zb-h2": "ZB-H2",
+    "zb-v": "ZB-V",
+    "dualpipe-v": "DualPipe-V",
+    "pipedream": "PipeDream",
+}
+WORKLOADS = {
+    "decoder-states": "States of a decoder",
+    "saved-activations": "Saved activations",
+    "checkpointing": "Activation checkpointing",
+    "amp": "Autocast",
+    "lora": "LoRA",
+    "optimizer-temporaries": "Optimizer temporaries",
+    "logits-peak": "Peak of the logits",
+    "attention-memory": "Attention memory",
+    "kv-cache-growth": "KV cache growth",
+    "paged-decode": "Paged decode",
+    "prefill-decode": "Prefill and decode",
+    "matmul-rate": "Matmul rate",
+    "memory-bandwidth": "Memory bandwidth",
+    "fused-kernels": "Fused kernels",
+    "pcie": "PCIe",
+    "context-and-workspace": "CUDA and framework overhead",
+    "quantisation-error": "Quantisation error",
+    "flops": "FLOPs and MFU",
+    "collectives": "Collectives",
+    "ddp-states": "States under DDP",
+    "zero1-states": "States under ZeRO-1",
+    "fsdp2-states": "States under FSDP2",
+    "tensor-parallel": "States under tensor parallelism",
+    "pipeline-schedules": "Pipeline schedules",
+    "standard": "All for one device",
+    "several-devices": "All for several devices",
+}
+TIMES = {"measured": "measured kernels", "calibrated": "calibrated", "roofline": "roofline"}
 METHODS = {"full": "full fine-tuning", "lora": "LoRA", "dora": "DoRA", "qlora": "QLoRA"}
 TOPICS = {
     "bare-model": "A model from its sizes",
@@ -94,9 +166,9 @@ TOPICS = {
 CALIBRATED = {"off": "off", "point": "median", "bound": "conservative"}
 
 APPEARANCE: Mapping[str, Appearance] = {
-    "model": Appearance("Model", choices=(*names.models(catalogue()), HUB, CUSTOM), named=names.MODELS, wide=True),
+    "model": Appearance("Model", choices=(*names.models(catalogue()), HUB, CUSTOM), named=names.MODELS),
     "hub_id": Appearance("Hugging Face id", placeholder="owner/name"),
-    "gpu": Appearance("GPU", choices=(*names.devices(gpus()), CUSTOM), named=names.DEVICES, wide=True),
+    "gpu": Appearance("GPU", choices=(*names.devices(gpus()), CUSTOM), named=names.DEVICES),
     "gpu_memory_gib": Appearance("Memory (GiB)", placeholder="of the GPU"),
     "gpu_tflops": Appearance("Peak (TFLOP/s)", placeholder="of the GPU"),
     "gpu_GBps": Appearance("Memory bandwidth (GB/s)", placeholder="of the GPU"),
@@ -122,12 +194,15 @@ APPEARANCE: Mapping[str, Appearance] = {
     "cp": Appearance("Context parallel (cp)"),
     "ep": Appearance("Expert parallel (ep)"),
     "dp_replicate": Appearance("Replicas (HSDP)"),
-    "recipe": Appearance("Precision (bytes a parameter)", named=RECIPES),
+    "recipe": Appearance("Precision", named=RECIPES),
     "recompute": Appearance("Activation checkpointing", named=RECOMPUTE),
     "implementation": Appearance("Program", named=IMPLEMENTATIONS),
+    "optimizer": Appearance("Optimizer", named=OPTIMIZERS),
+    "times": Appearance("Times from", named=TIMES),
     "method": Appearance("Method", named=METHODS),
     "engine": Appearance("Engine", named=ENGINES),
-    "ranks": Appearance("Ranks"),
+    "ranks": Appearance("Ranks", placeholder="every GPU"),
+    "workload": Appearance("Workload", named=WORKLOADS),
     "own_model": Appearance("The scenario's model"),
     "nvme": Appearance("Offload to NVMe"),
     "nvme_GBps": Appearance("NVMe (GB/s)", placeholder="1.6"),
@@ -135,8 +210,8 @@ APPEARANCE: Mapping[str, Appearance] = {
     "nccl_mib": Appearance("NCCL (MiB)"),
     "workspace_mib": Appearance("Workspace (MiB)"),
     "fragmentation_percent": Appearance("Fragmentation (%)"),
-    "weights": Appearance("Weights"),
-    "kv_dtype": Appearance("KV cache format"),
+    "weights": Appearance("Weights", named=FORMATS),
+    "kv_dtype": Appearance("KV cache format", named={"auto": "as the model"}),
     "gpu_memory_utilization": Appearance("Share of GPU memory"),
     "block_size": Appearance("Block (tokens)"),
     "max_batched_tokens": Appearance("Tokens a step"),
@@ -156,13 +231,13 @@ APPEARANCE: Mapping[str, Appearance] = {
     "power_utilization": Appearance("Share of the board power"),
     "pue": Appearance("PUE"),
     "grid_intensity": Appearance("Carbon (kg CO₂e per kWh)"),
-    "lora_rank": Appearance("LoRA rank"),
+    "lora_rank": Appearance("LoRA rank", placeholder="off"),
     "lora_targets": Appearance("LoRA targets"),
     "forward": Appearance("Forward (s)"),
     "backward_input": Appearance("Input gradient (s)"),
     "backward_weight": Appearance("Weight gradient (s)"),
     "virtual_stages": Appearance("Virtual stages"),
-    "topic": Appearance("Topic", named=TOPICS, wide=True),
+    "topic": Appearance("Topic", named=TOPICS),
     "hidden_size": Appearance("Hidden size (h)", _doubling(64, 2**15)),
     "num_hidden_layers": Appearance("Layers (L)", _doubling(1, 128)),
     "num_attention_heads": Appearance("Query heads (a)", _doubling(1, 256)),
@@ -176,7 +251,7 @@ APPEARANCE: Mapping[str, Appearance] = {
     "rounded": Appearance("What is rounded"),
     "trained_parameters": Appearance("Parameters", tuple(10**9 * size for size in (1, 7, 13, 70, 175, 405, 1000))),
     "data_parallel_ranks": Appearance("Ranks (n)", _doubling(1, 1024)),
-    "ledger": Appearance("Precision (bytes a parameter)", named=RECIPES),
+    "ledger": Appearance("Precision", named=RECIPES),
     "ring_ranks": Appearance("Ranks (n)", tuple(range(2, 17))),
     "ring_step": Appearance("Steps that are over", tuple(range(31))),
     "message_bytes": Appearance("Buffer (bytes)"),
@@ -205,7 +280,7 @@ APPEARANCE: Mapping[str, Appearance] = {
     "answer_tokens": Appearance("Tokens of an answer", tuple(range(33))),
     "tokens_a_block": Appearance("Block (tokens)", (1, 2, 4, 8, 16, 32)),
     "reserved_tokens": Appearance("Reserved if without blocks"),
-    "request_tokens": Appearance("Tokens of each request", wide=True),
+    "request_tokens": Appearance("Tokens of each request"),
     "slots": Appearance("Slots", tuple(range(1, 17))),
     "drafted": Appearance("Draft (tokens)", tuple(range(17))),
     "acceptance": Appearance("Accepted"),
@@ -220,7 +295,7 @@ APPEARANCE: Mapping[str, Appearance] = {
     "weight_steps": Appearance("Steps", (1, 10, 100, 500, 1000, 2000)),
     "weight_step": Appearance("Added in a step"),
     "training_flops": Appearance("Training FLOPs"),
-    "schedule": Appearance("Schedule", choices=tuple(SCHEDULES)),
+    "schedule": Appearance("Schedule", choices=tuple(SCHEDULES), named=SCHEDULE_NAMES),
 }
 
 

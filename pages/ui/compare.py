@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def show(question: Question, numbers: Numbers) -> None:
     """The table and the chart; a scenario without an answer says why in its column."""
     scenarios = {"on screen": scenario.current()} | {f"pin {at}": pin for at, pin in enumerate(pins.kept(), 1)}
-    st.subheader("Compared with the pins", anchor=False)
+    st.header("Compared with the pins", anchor=False)
     answers = {name: _answer(question, each) for name, each in scenarios.items()}
     _table(question, numbers, scenarios, answers)
     bars: dict[str, Parts] = {

@@ -21,6 +21,7 @@ Groups = Mapping[str, Sequence[str]]
 
 SWITCH: Mapping[str, bool | None] = {"auto": None, "on": True, "off": False}
 _LARGEST = 10**40  # no field takes more
+_LETTERS = ((10**12, "T"), (10**9, "B"), (10**6, "M"))  # of round numbers, as people write them
 _LIST = 12  # choices that a message names one by one
 
 
@@ -123,6 +124,14 @@ class Field:
         if isinstance(value, tuple):
             return ",".join(map(str, value))
         return f"{value:.15g}" if isinstance(value, float) else str(value)
+
+    def shown(self, value: Any) -> str:
+        """A value as an input box shows it: a large round number with a letter, which the box reads back as the same."""
+        if isinstance(value, int | float) and not isinstance(value, bool) and self.name not in LENGTHS:
+            for power, letter in _LETTERS:
+                if value >= power and round(value / power, 3) * power == value:
+                    return f"{value / power:.10g}{letter}"
+        return self.write(value)
 
 
 def _one_of(options: Sequence[str], text: str) -> str:

@@ -67,8 +67,8 @@ class Numbers:
         return "unknown" if value is None else f"{value:.3g}×"
 
 
-def figures(found: Sequence[Figure]) -> None:
+def figures(found: Sequence[Figure], key: str = "figures") -> None:
     """A row of figures that wraps where the screen is narrow."""
-    with st.container(horizontal=True, gap="small"):
+    with st.container(horizontal=True, gap="small", key=f"row of {key} {found[0].label}"):
         for each in found:
-            st.metric(each.label, each.value, help=each.help or None, border=True, width=188)
+            st.metric(each.label, each.value, help=each.help or None, border=True)

@@ -37,6 +37,7 @@ class Question:
     `levers` are the assumptions that move the answer most, shown in the ribbon; `sliders` the fields in plain sight; `groups`
     the rest, folded in the sidebar. `picture` draws the answer, `figures` makes at most four figures under it, `tabs` the rest.
     `bar` is the answer as one bar, where scenarios are compared. `spread` asks for the number of GPUs and the layout.
+    `hidden` says which groups the scenario leaves without effect.
     """
 
     command: str
@@ -48,6 +49,7 @@ class Question:
     tabs: Mapping[str, Tab] = field(default_factory=dict)
     verdict: Callable[[Any, Numbers], Verdict] | None = None
     bar: Callable[[Any], Parts] | None = None
+    hidden: Callable[[Scenario, str], bool] = lambda *_: False
     spread: bool = False
 
     @property
@@ -71,7 +73,11 @@ def show(question: Question) -> None:
     if question.groups:
         with st.sidebar:
             st.markdown("**Options**")
-            widgets.ask_groups(question.plan, {**question.groups, "Other": _ungrouped(question)})
+            groups = {**question.groups, "Other": _ungrouped(question)}
+            now = scenario.current()
+            widgets.ask_groups(
+                question.plan, {title: groups[title] for title in groups if not question.hidden(now, title)}
+            )
     _page(question)
 
 
@@ -137,7 +143,7 @@ def _ribbon(question: Question, found: Found | None, numbers: Numbers) -> None:
     now, command = scenario.current(), COMMANDS[question.command]
     if command.takes_model:
         on = f" on {_machines(question, now)}" if command.takes_gpu else ""
-        st.markdown(f"##### {plain(now.model_name)}{plain(on)}")
+        st.markdown(f"## {plain(now.model_name)}{plain(on)}")
     if found and question.verdict:
         with _greyed(found, "verdict"):
             views.verdict(question.verdict(found[0], numbers))
@@ -150,7 +156,7 @@ def _machines(question: Question, now: Scenario) -> str:
 
 
 def _sliders(question: Question) -> None:
-    with st.container(horizontal=True, gap="small"):
+    with st.container(horizontal=True, gap="small", key="row of sliders"):
         if question.spread:
             for each in fields_of(scenario.Spread).values():
                 if each.name == "layout" or scenario.current().layout == "auto":
@@ -186,7 +192,7 @@ def _tabs(question: Question, answer: Any, numbers: Numbers, asked: Scenario) ->
         "Parts": lambda answer, numbers, _: views.table(answer.breakdown, numbers),
         "Formulas": lambda answer, numbers, _: views.formulas(answer.breakdown, numbers),
         "Assumptions": lambda answer, *_: views.remarks(answer),
-        "Command and link": lambda _, __, asked: _command(question, asked),
+        "Command": lambda _, __, asked: _command(question, asked),
     }
     opened = st.tabs(list(named), key=f"tabs of {question.command}", on_change="rerun")
     for tab, draw in zip(opened, named.values(), strict=True):

@@ -16,13 +16,14 @@ from pages.ui.text import plain
 
 Width = int | Literal["stretch", "content"]
 
-_WIDTH, _WIDE = 188, 250  # pixels of one widget; a row holds as many as fit
 _PUT, _WRONG = "widgets were put", "texts refused"
 
 
 def ask_row(plan: type[BaseModel], names: Sequence[str]) -> None:
     """Widgets in a row that wraps where the screen is narrow."""
-    with st.container(horizontal=True, gap="small"):
+    if not names:
+        return
+    with st.container(horizontal=True, gap="small", key=f"row of {plan.__name__} {names[0]}"):
         for name in names:
             ask(fields_of(plan)[name])
 
@@ -39,14 +40,14 @@ def ask_groups(plan: type[BaseModel], groups: Mapping[str, Sequence[str]]) -> No
                     ask(fields_of(plan)[name], "stretch")
 
 
-def ask(field: Field, width: Width | None = None, *, slider: bool = True) -> None:
+def ask(field: Field, width: Width = "stretch", *, slider: bool = True) -> None:
     """The widget of one field; a number whose field has stops gets a slider under it, unless `slider` is False."""
     look = field.appearance
     shared: dict[str, Any] = {
         "label": look.label,
         "key": _widget_key(field),
         "help": field.info.description,
-        "width": width or (_WIDE if look.wide else _WIDTH),
+        "width": width,
         "on_change": _changed,
         "args": (field,),
     }
@@ -104,7 +105,7 @@ def _widget_key(field: Field) -> str:
 def _shown(field: Field) -> Any:
     """A field's value as its widget holds it."""
     value = scenario.current().value(field)
-    return value if field.is_switch and not field.optional else field.write(value)
+    return value if field.is_switch and not field.optional else field.shown(value)
 
 
 def _changed(field: Field) -> None:
@@ -122,7 +123,7 @@ def _changed(field: Field) -> None:
     if field.key == "hub_id":  # typed here, not come with a link
         hub_models.ask_for(value)
     if not isinstance(text, bool):
-        st.session_state[_widget_key(field)] = field.write(value)
+        st.session_state[_widget_key(field)] = field.shown(value)
 
 
 def _complain(field: Field) -> None:

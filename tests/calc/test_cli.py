@@ -301,7 +301,7 @@ IDLE = [
     ("train llama-2-7b --optimizer paged-adamw", "--optimizer-kernel fused", "optimizer paged-adamw has bitsandbytes'"),
     ("train llama-2-7b --offload optimizer", "--optimizer-kernel fused", "offload is optimizer: the host updates"),
     ("train llama-2-7b", "--nvme-GBps 2", "nothing lies on NVMe"),
-    ("params llama-2-7b", "--lora-targets q_proj", "lora_rank is 0"),
+    ("params llama-2-7b", "--lora-targets q_proj", "lora_rank is left out"),
     ("compute llama-2-7b --gpu h100-sxm-80gb --gpu-hours 10", "--mfu 0.3", "gpu_hours gives it"),
 ]
 

@@ -54,7 +54,7 @@ def test_switching_measurements_on_changes_the_training_page(page):
     settled(page)
     assert figure(page, "GPU memory") != before
     assert "calibrated=bound" in page.url
-    open_tab(page, "Command and link")
+    open_tab(page, "Command")
     expect(page.get_by_text("--calibrated bound")).to_have_count(1)
 
 

@@ -104,7 +104,12 @@ def test_degrees_that_are_set_make_the_layout_one_by_hand():
 
 
 def test_each_part_has_a_colour_of_its_own():
-    assert len(set(parts.COLOURS.values())) == len(parts.COLOURS)
+    tables = (parts.MEMORY, parts.MODEL, parts.TIME)
+    common = [parts.COLOURS[name] for name in (parts.OTHER, parts.OVERHEAD, parts.FREE)]
+    for table in tables:
+        colours = [*table.values(), *common]
+        assert len(set(colours)) == len(colours)
+    assert len(parts.COLOURS) == sum(map(len, tables)) + len(common)  # no name stands in two tables
     assert set(parts._NAMES.values()) <= set(parts.COLOURS)
 
 

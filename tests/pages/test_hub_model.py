@@ -64,7 +64,7 @@ def test_an_id_of_the_hub_is_fetched_once_and_its_link_restores_it(page: Page, o
     give(page, "owner/name@main")
     open_tab(page, "Assumptions")
     expect(page.get_by_text(COMMIT)).to_be_visible()
-    open_tab(page, "Command and link")
+    open_tab(page, "Command")
     expect(page.get_by_test_id("stCode").first).to_contain_text("calc params hub:owner/name@main")
     asked = len(hub.requests)
     link = page.url

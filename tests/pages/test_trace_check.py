@@ -42,7 +42,7 @@ def open_training(page: Page, url: str, seq: int) -> None:
     area = page.get_by_role("textbox", name="config.json, pasted")
     area.fill(json.dumps(CONFIG))
     area.press("Control+Enter")
-    open_tab(page, "Check with a trace")
+    open_tab(page, "Trace")
     expect(page.get_by_role("button", name="Check with a trace")).to_be_visible()
 
 
@@ -68,7 +68,7 @@ def test_a_trace_is_pressed_watched_read_and_cancelled(page: Page, own_server):
 
 def test_what_a_trace_does_not_run_is_said_in_one_line(page: Page, own_server):
     open_page(page, f"{own_server.url}/training?model=llama-2-7b&tp=2&seq=64")
-    open_tab(page, "Check with a trace")
+    open_tab(page, "Trace")
     page.get_by_role("button", name="Check with a trace").click()
     expect(page.get_by_text("--tp: 2 is not allowed; a trace runs 1 only")).to_be_visible()
 
@@ -77,6 +77,6 @@ def test_a_server_with_measuring_switched_off_offers_no_trace(page: Page, monkey
     monkeypatch.setenv("MEASURE", "off")
     with serve() as server:
         open_page(page, f"{server.url}/training")
-        open_tab(page, "Check with a trace")
+        open_tab(page, "Trace")
         expect(page.get_by_text("Tracing is switched off on this server")).to_be_visible()
         expect(page.get_by_role("button", name="Check with a trace")).to_have_count(0)

@@ -27,6 +27,7 @@ _SAME_TRAINING = (
     "recompute",
     "offload",
 )  # fields that leave the result as it is
+_OTHER_TRAINING = {"optimizer", "recipe", "method", "seq"}
 
 Values = dict[str, object]
 
@@ -69,6 +70,11 @@ class Change:
     adds_gpus: bool = False
 
     @property
+    def same_training(self) -> bool:
+        """Whether what is trained, and how it is rounded, stays as it is."""
+        return not _OTHER_TRAINING & set(self.values)
+
+    @property
     def flags(self) -> str:
         """The change as the command line writes it."""
         return " ".join(f"{flag(name)} {word(value)}" for name, value in self.values.items())
@@ -85,7 +91,15 @@ class Change:
         }
 
 
-_WRITTEN: Final[dict[object, str]] = {"lora": "LoRA", "qlora": "QLoRA"}  # as their papers write them
+_WRITTEN: Final[dict[object, str]] = {  # as people write them
+    "lora": "LoRA",
+    "qlora": "QLoRA",
+    "pure-bf16": "bf16 alone",
+    "adamw-8bit": "AdamW with 8-bit states",
+    "adamw-4bit": "AdamW with 4-bit states",
+    "adafactor": "Adafactor",
+    "sgd": "SGD",
+}
 _SMALLER: Final = {  # optimizers that keep less, the nearest first
     "adamw": ("adamw-8bit", "adafactor", "sgd"),
     "paged-adamw": ("adamw-8bit", "adafactor", "sgd"),
@@ -121,7 +135,7 @@ def _moves(plan: TrainingPlan, spec: ModelSpec) -> Iterator[Move]:
         "micro_batch", "micro-batch {}, gradients accumulated", smaller[::-1], {"global_batch": plan.batch}, True
     )
     levels = ("none", "full") if plan.transformers else ("none", "selective", "full")
-    yield Move("recompute", "recomputation: {}", levels[levels.index(plan.recompute) + 1 :], {}, True)
+    yield Move("recompute", "activation checkpointing: {}", levels[levels.index(plan.recompute) + 1 :], {}, True)
     if plan.offload == "none" and (plan.shards == 1 or plan.zero >= 2):
         yield Move("offload", "{} offloaded to the host", ("optimizer",), {})
     if plan.dp > plan.dp_replicate == 1:
@@ -131,7 +145,7 @@ def _moves(plan: TrainingPlan, spec: ModelSpec) -> Iterator[Move]:
         yield Move("tp", said, within, {"global_batch": plan.batch}, ranks=both)
     yield Move("optimizer", "optimizer {}", _SMALLER[plan.optimizer], {}, True)
     if plan.recipe != "pure-bf16":
-        yield Move("recipe", "recipe {}", ("pure-bf16",), {})
+        yield Move("recipe", "precision {}", ("pure-bf16",), {})
     if plan.method == "full":
         yield Move("method", f"{{}} of rank {plan.lora_rank}", ("lora", "qlora"), {})
     unit = sequence_unit(plan)

@@ -12,14 +12,14 @@ from calc.errors import InputError
 from calc.planner import Layout, SearchAnswer, SearchPlan
 from calc.step_time import TimeAnswer, TimePlan
 from calc.training import TrainingAnswer, TrainingPlan
-from pages.ui import charts, link, parts, scenario, widgets
-from pages.ui.charts import Curve
+from pages.ui import charts, link, names, parts, scenario, widgets
+from pages.ui.charts import Band, Curve
 from pages.ui.fields import fields_of
 from pages.ui.numbers import Figure, Numbers, figures
 from pages.ui.scenario import Scenario
 from pages.ui.text import plain
 
-_COUNTS: Final = tuple(1 << place for place in range(13))
+_AROUND: Final = range(-4, 5)  # doublings of the number of GPUs that a curve shows
 _DAY: Final = 86400
 _FOUND: Final = "layouts found"
 _TAKEN: Final = (
@@ -48,16 +48,21 @@ def picture(answer: ComputeAnswer, numbers: Numbers, asked: Scenario) -> None:
     except InputError as error:
         st.info(plain(f"No time from measured kernels: {error}"))
         charts.stacked(
-            {"training": parts.top(answer.causal.breakdown)},
+            {"training": parts.by_role(answer.causal.breakdown)},
             "FLOPs",
             numbers,
             "flops bar",
-            "Training FLOPs by operation",
+            "Training FLOPs by part",
         )
         return
-    st.info(_sentence(found, asked, numbers))
-    rows = {"one step": [(name, value) for name, value in parts.top(found.breakdown, len(charts.OTHERS)) if value]}
-    charts.stacked(rows, "seconds", numbers, "step bar", "Seconds of one training step by part")
+    _sentence(found, asked, numbers)
+    charts.stacked(
+        {"one step": parts.of_time(found.breakdown)},
+        "seconds",
+        numbers,
+        "step bar",
+        "Seconds of one training step by part",
+    )
 
 
 def _timed(asked: Scenario, values: dict[str, Any]) -> TimeAnswer:
@@ -66,21 +71,33 @@ def _timed(asked: Scenario, values: dict[str, Any]) -> TimeAnswer:
     return answer
 
 
-def _sentence(found: TimeAnswer, asked: Scenario, numbers: Numbers) -> str:
-    """`1 T tokens on 256 × NVIDIA H100 SXM 80 GB: 4.9 days ...`, with what it rests on."""
+def _sentence(found: TimeAnswer, asked: Scenario, numbers: Numbers) -> None:
+    """`1T tokens on 256 × NVIDIA H100 SXM 80 GB: 4.9 days ...`, red where the step does not fit; below, what it rests on."""
     run, plan, share = found.run, found.plan, (found.low / found.step_seconds, found.high / found.step_seconds)
-    tokens = numbers.count(plan.tokens or plan.tokens_of_step)
+    tokens = fields_of(TimePlan)["tokens"].shown(plan.tokens or plan.tokens_of_step)
     days = f"**{numbers.show(run.seconds, 'seconds')}** ({numbers.show(run.seconds * share[0], 'seconds')} to "
     days += f"{numbers.show(run.seconds * share[1], 'seconds')})"
     cost = "" if run.cost is None else f", **${run.cost:,.0f}** at ${found.price.dollars:,.2f} a GPU-hour"
     memory = COMMANDS["train"].answer(asked.of(TrainingPlan), asked.spec(), asked.gpu())
     assert isinstance(memory, TrainingAnswer)
-    fits = {True: "fits", False: "does **not** fit", None: "may or may not fit"}[memory.fits]
+    needs = f"{numbers.show(memory.driver_bytes)} of {numbers.show(memory.gpu_memory_bytes)} per GPU"
+    box, fits = {
+        True: (st.success, f"It fits in memory: {needs}"),
+        False: (st.error, f"But it **does not fit** in memory: {needs}; the Train page says what to change"),
+        None: (st.info, "Whether it fits is unknown: so is the GPU's memory"),
+    }[memory.fits]
+    box(f"{tokens} tokens on {plan.gpus:,} × {plain(asked.gpu_name)} take {days}{cost}. {fits}.")
+    st.caption(
+        f"One step takes {numbers.show(found.step_seconds, 'seconds')}: MFU {numbers.percent(found.mfu)}, HFU "
+        f"{numbers.percent(found.hfu)}, {numbers.count(found.tokens_per_s_per_gpu)} tokens/s on each GPU, from {plain(_source(found))}."
+    )
+
+
+def _source(found: TimeAnswer) -> str:
+    """Where the seconds are from, with the GPU's name as people know it."""
+    kind, _, name = found.source.partition(" ")
     return (
-        f"{tokens} tokens on {plan.gpus:,} × {plain(asked.gpu_name)}: {days}{cost}. One step takes "
-        f"{numbers.show(found.step_seconds, 'seconds')}, MFU {numbers.percent(found.mfu)}, HFU {numbers.percent(found.hfu)}, "
-        f"{numbers.count(found.tokens_per_s_per_gpu)} tokens/s on each GPU ({plain(found.source)}). The step of the Train page "
-        f"{fits} in memory ({numbers.show(memory.driver_bytes)} of {numbers.show(memory.gpu_memory_bytes)})."
+        f"the measured kernels of {names.DEVICES[name]}" if kind == "table" and name in names.DEVICES else found.source
     )
 
 
@@ -139,33 +156,34 @@ def _by_mfu(answer: ComputeAnswer, numbers: Numbers) -> list[Figure]:
 def given_mfu(answer: ComputeAnswer, numbers: Numbers, _: Scenario) -> None:
     """The same run by an MFU that is set by hand, or that a known run's GPU-hours give: no kernel is asked."""
     st.markdown("An MFU by hand, or the GPU-hours of a known run, replace the kernels here; both are in the sidebar.")
-    figures(_by_mfu(answer, numbers))
+    figures(_by_mfu(answer, numbers), "figures of a given MFU")
 
 
 def against_gpus(answer: ComputeAnswer, numbers: Numbers, asked: Scenario) -> None:
     """Days against the number of GPUs, fully sharded over all of them, with the band of the estimate."""
-    middle, low, high = [], [], []
-    for count in _COUNTS:
+    middle, band = [], []
+    for count in sorted({max(1, round(asked.gpus * 2.0**power)) for power in _AROUND}):
         try:
             found = _timed(Scenario({**asked.values, "layout": "auto"}), {"gpus": count})
         except InputError:
             continue
         days = found.run.seconds / _DAY
         middle.append((float(count), days))
-        low.append((float(count), days * found.low / found.step_seconds))
-        high.append((float(count), days * found.high / found.step_seconds))
+        low, high = (days * end / found.step_seconds for end in (found.low, found.high))
+        band.append((float(count), low, high))
     charts.title("Days against GPUs: FSDP over all of them, communication included")
-    lines = [Curve("estimate", middle), Curve("low", low), Curve("high", high)]
-    now = float(asked.gpus)
-    charts.curves(lines, "GPUs", "days", numbers, "days", "Days of training against GPUs", now=now, steep=True)
+    charts.curves(
+        [Curve("estimate", middle)], "GPUs", "days", numbers, "days", "Days of training against GPUs",
+        now=float(asked.gpus), steep=True, band=Band("from low to high", band),
+    )  # fmt: skip
 
 
 def conventions(answer: ComputeAnswer, numbers: Numbers, _: Scenario) -> None:
     """The same training by three conventions of counting."""
     causal, full = answer.causal, answer.full
     rows = {
-        "model FLOPs (causal)": parts.top(causal.breakdown),
-        "model FLOPs (full attention)": parts.top(full.breakdown),
+        "model FLOPs (causal)": parts.by_role(causal.breakdown),
+        "model FLOPs (full attention)": parts.by_role(full.breakdown),
         "6ND estimate": [("6ND estimate", float(causal.six_nd_flops))],
     }
     charts.stacked(rows, "FLOPs", numbers, "conventions", "Training FLOPs by three conventions")

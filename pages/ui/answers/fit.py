@@ -110,9 +110,9 @@ def _page() -> None:
 
 
 def _examples() -> None:
-    with st.container(horizontal=True, gap="small"):
+    with st.container(horizontal=True, gap="small", key="examples"):
         for name, values in _EXAMPLES.items():
-            st.button(name, key=f"example {name}", on_click=_example, args=(values,), type="tertiary")
+            st.button(name, key=f"example {name}", on_click=_example, args=(values,))
 
 
 def _example(values: Mapping[str, Any]) -> None:

@@ -46,11 +46,11 @@ def figures_of(answer: ParameterAnswer, numbers: Numbers, _: Scenario | None = N
 
 def total_against_active(answer: ParameterAnswer, numbers: Numbers, _: Scenario) -> None:
     """A bar of all parameters, and where there are experts one of those that a token uses, in the same parts."""
-    whole = parts.top(answer.breakdown)
+    whole = parts.by_role(answer.breakdown)
     rows = {"all": whole}
     if answer.active < answer.total:
         charts.title("All parameters, and those that one token uses")
-        rows["for a token"] = parts.values_at(answer.active_breakdown, [path for path, _ in whole])
+        rows["for a token"] = parts.by_role(answer.active_breakdown)
     charts.stacked(
         rows, "parameters", numbers, "all and active", "Parameters by component: all, and those of one token"
     )
@@ -82,7 +82,7 @@ def treemap(answer: ParameterAnswer, numbers: Numbers, _: Scenario) -> None:
         "maxdepth": _DEPTH,
         "tiling": {"pad": 1},
         "marker": {
-            "colors": [_IDLE if tile.idle else "" for tile in tiles],  # "": the theme's, by part
+            "colors": [_IDLE if tile.idle else parts.colour_of(parts.role_of(tile.path)) for tile in tiles],
             "depthfade": False,
             "pad": {"t": 18, "l": 2, "r": 2, "b": 2},
         },

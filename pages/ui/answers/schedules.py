@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from calc.pipeline import PipelineAnswer
+import streamlit as st
+
+from calc.errors import InputError, validated
+from calc.pipeline import SCHEDULES, PipelineAnswer, PipelinePlan, simulate
 from pages.ui import charts, views
+from pages.ui.appearance import SCHEDULE_NAMES
 from pages.ui.numbers import Figure, Numbers
 from pages.ui.scenario import Scenario
+from pages.ui.text import plain
 
 
 def picture(answer: PipelineAnswer, numbers: Numbers, _: Scenario) -> None:
@@ -26,6 +31,32 @@ def figures_of(answer: PipelineAnswer, numbers: Numbers, _: Scenario | None = No
         Figure("In flight, stage 0", f"{answer.in_flight[0]}",
                f"(micro-batch, chunk) pairs at the peak, by stage: {answer.in_flight}", answer.in_flight[0]),
     ]  # fmt: skip
+
+
+def every_schedule(answer: PipelineAnswer, numbers: Numbers, _: Scenario) -> None:
+    """All schedules at equal work: the same stages and micro-batches, the same time of one micro-batch through a rank's layers."""
+    rows: dict[str, list[str]] = {"Schedule": [], "Step time": [], "Bubble fraction": [], "In flight, stage 0": []}
+    plan, refused = answer.plan, []
+    for name in SCHEDULES:
+        chunks = plan.virtual_stages if name == plan.schedule else None
+        try:
+            found = simulate(validated(PipelinePlan, {**plan.model_dump(), "schedule": name, "virtual_stages": chunks}))
+        except InputError as error:
+            refused.append(f"{SCHEDULE_NAMES.get(name, name)}: {error}")
+            continue
+        at = ("→ " if name == plan.schedule else "") + SCHEDULE_NAMES.get(name, name)
+        values = (
+            at, numbers.show(found.makespan, "seconds"), numbers.percent(found.bubble_fraction),
+            f"{found.in_flight[0]} of {found.plan.virtual_stages or 1} chunks",
+        )  # fmt: skip
+        for column, value in zip(rows.values(), values, strict=True):
+            column.append(value)
+    st.dataframe(
+        rows, hide_index=True, alt="Every schedule with its step time, bubble fraction and micro-batches in flight"
+    )
+    st.caption(
+        plain(" ".join(["The same work in each: a rank's layers take as long, in one chunk or in several.", *refused]))
+    )
 
 
 def closed_forms(answer: PipelineAnswer, numbers: Numbers, _: Scenario) -> None:

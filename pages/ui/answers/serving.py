@@ -12,11 +12,22 @@ from calc.errors import InputError
 from calc.serving import ServingAnswer, ServingPlan, serve
 from pages.ui import charts, parts, views, widgets
 from pages.ui.charts import Curve, Limit
+from pages.ui.fields import fields_of
 from pages.ui.numbers import Figure, Numbers, figures
-from pages.ui.scenario import Scenario
+from pages.ui.scenario import Scenario, start
 from pages.ui.views import Verdict
 
 LEVERS: Final = ("weights", "kv_dtype", "engine")
+# fields that one engine alone reads: title, engine, names
+ENGINE_FIELDS: Final = (
+    ("vLLM", "vllm", ("lora_slots", "lora_rank", "draft")),
+    ("SGLang", "sglang", ("mem_fraction_static",)),
+    ("TensorRT-LLM", "tensorrt-llm",
+     ("free_gpu_memory_fraction", "max_tokens", "stream_steps", "poll_steps", "gather_steps")),
+    ("llama.cpp", "llama.cpp",
+     ("gpu_layers", "n_cpu_moe", "flash_attention", "cache_type_k", "cache_type_v", "kv_unified", "ubatch", "tensor_split",
+      "gpu_memories")),
+)  # fmt: skip
 _FORMATS: Final = ("bf16", "fp8", "int8", "gptq-int4", "awq-int4", "nf4", "mxfp4", "nvfp4", "gguf-Q8_0", "gguf-Q4_K_M")
 
 
@@ -26,12 +37,20 @@ def verdict(answer: ServingAnswer, numbers: Numbers) -> Verdict:
     beyond = answer.spec.beyond_positions("context", answer.plan.context)
     said = [
         _too_heavy(answer, numbers),
-        _need(answer, numbers),
-        numbers.headroom(room.headroom),
         users(answer, numbers),
         _pace(answer, numbers),
+        _need(answer, numbers),
+        numbers.headroom(room.headroom),
     ]
     return Verdict(room.fits, "Serving", "; ".join(filter(None, [*said, *beyond])))
+
+
+def without_effect(asked: Scenario, title: str) -> bool:
+    """Whether a group of fields is another engine's, and nothing in it was set."""
+    fields = fields_of(ServingPlan)
+    engine = asked.value(fields["engine"])
+    own = next(((other, names) for name, other, names in ENGINE_FIELDS if name == title), None)
+    return own is not None and own[0] != engine and all(asked.value(fields[n]) == start(fields[n]) for n in own[1])
 
 
 def users(answer: ServingAnswer, numbers: Numbers) -> str:
@@ -43,14 +62,15 @@ def users(answer: ServingAnswer, numbers: Numbers) -> str:
 
 
 def _pace(answer: ServingAnswer, numbers: Numbers) -> str:
-    """`with 8 at once 52 tokens/s each, 400 in all with their prompts' time`; nothing where no time is known."""
+    """`8 at once get 52 tokens/s each, 400 in all`; nothing where no time is known."""
     pace, low, high = answer.speed, answer.speed.low, answer.speed.high
     if not pace.tpot_s:
         return ""
     band = f" ({numbers.count(low.tokens_per_s)} to {numbers.count(high.tokens_per_s)})" if low and high else ""
     each = numbers.count(1 / pace.tpot_s)
-    total = f"{numbers.count(pace.tokens_per_s)} in all{band}, the time of prompts counted"
-    return f"with {answer.plan.concurrency:,} at once {each} tokens/s each, {total}"
+    total = f"{numbers.count(pace.tokens_per_s)} in all{band}"
+    count = answer.plan.concurrency
+    return f"one alone gets {each} tokens/s" if count == 1 else f"{count:,} at once get {each} tokens/s each, {total}"
 
 
 def _need(answer: ServingAnswer, numbers: Numbers) -> str:

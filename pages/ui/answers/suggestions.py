@@ -18,10 +18,12 @@ from pages.ui.scenario import Scenario
 from pages.ui.text import plain
 
 _FIRST = 4  # changes in sight; the others fold away
+_WORTH = 0.01  # of what the step needs: a change that saves less is left out
 
 
 def changes(answer: TrainingAnswer, numbers: Numbers, _: Scenario) -> None:
-    """What would make it fit, those on the same GPUs first; where it fits, what each change would save or take."""
+    """What would make it fit, those on the same GPUs first; where it fits, what each change would save: those that leave the
+    training as it is first, the largest saving first."""
     if answer.fits is False:
         found = changes_that_fit(answer.spec, answer.plan, answer.gpu)
         if found:
@@ -29,8 +31,12 @@ def changes(answer: TrainingAnswer, numbers: Numbers, _: Scenario) -> None:
         else:
             st.info("No change of this plan that is known here makes it fit: try a larger GPU or a smaller model.")
     else:
-        found = single_changes(answer)
-        charts.title("What each change would save" if found else "No change on the same GPUs needs less.")
+        least = _WORTH * answer.driver_bytes
+        found = tuple(sorted(
+            (change for change in single_changes(answer) if change.saved_bytes >= least),
+            key=lambda change: (not change.same_training, -change.saved_bytes),
+        ))  # fmt: skip
+        charts.title("What each change would save" if found else "No change on the same GPUs saves a hundredth of it.")
     for index, change in enumerate(found[:_FIRST]):
         _change(change, numbers, f"apply {index}")
     if found[_FIRST:]:
@@ -42,7 +48,7 @@ def changes(answer: TrainingAnswer, numbers: Numbers, _: Scenario) -> None:
 def limits(answer: TrainingAnswer, numbers: Numbers, _: Scenario) -> None:
     """The largest values that fit and a checkpoint's bytes, with the formulas of these and of the changes' costs."""
     found = suggest(answer)
-    figures(_figures(found, numbers))
+    figures(_figures(found, numbers), "limits")
     _formulas(found)
 
 

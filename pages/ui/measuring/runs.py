@@ -20,14 +20,15 @@ from dataclasses import dataclass, field, replace
 from importlib import invalidate_caches
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import streamlit as st
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from calc.child_environment import child_environment
 from calc.errors import InputError
 from calc.measurements.records import as_csv
+from calc.quantities import left_out
 from pages.ui.server import ACCOUNT, OTHER
 
 MEASURE: Final = (sys.executable, "-m", "measure")
@@ -62,11 +63,11 @@ class MeasurePlan(BaseModel):
     own_model: bool = Field(
         False, description="Measure the sidebar's model in place of a small Llama, where the workload takes one."
     )
-    ranks: int = Field(
-        0,
-        ge=0,
+    ranks: Annotated[int | None, BeforeValidator(left_out)] = Field(
+        None,
+        ge=1,
         le=16,
-        description="Processes of a workload for several devices, one a GPU; 0: every GPU, or 2 on the CPU.",
+        description="Processes of a workload for several devices, one a GPU; left out: every GPU, or 2 on the CPU.",
     )
     seconds: float = Field(120.0, ge=1, le=3600, description="Time limit in seconds, from having the device.")
     memory_fraction: float = Field(
