@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pages.ui.charts.drawing import RED, draw, legend, scale_of
+from pages.ui.charts.drawing import LINES, RED, draw, legend, scale_of
 from pages.ui.numbers import Numbers
-from pages.ui.parts import FREE, Parts, colour_of, in_order
+from pages.ui.parts import COLOURS, FREE, Parts, in_order
 
 _ROW: Final = 46  # pixels of a bar with its gap
 
@@ -34,16 +34,17 @@ def stacked(
     filled = {row: _with_free(parts, limit) for row, parts in rows.items()}
     data = [segment for row, parts in filled.items() for segment in _segments(row, parts, unit, numbers, scale)]
     names = in_order(segment["part"] for segment in data)
+    colours = {name: COLOURS.get(name) or LINES[place % len(LINES)] for place, name in enumerate(names)}
     spec = {
         "height": {"step": _ROW if len(rows) > 1 else 64},
         "encoding": {
             "y": {"field": "row", "type": "nominal", "sort": None, "title": None, "axis": _row_names(len(rows) > 1)}
         },
-        "layer": [_bars(names, suffix), *_limit_line(limit, unit, numbers, scale, most)],
+        "layer": [_bars(colours, suffix), *_limit_line(limit, unit, numbers, scale, most)],
     }
     draw(data, spec, key, said)
     alone = dict(next(iter(filled.values()))) if len(filled) == 1 else {}
-    legend((name, colour_of(name), numbers.show(alone[name], unit) if name in alone else "") for name in names)
+    legend((name, colours[name], numbers.show(alone[name], unit) if name in alone else "") for name in names)
 
 
 def _with_free(parts: Parts, limit: Limit | None) -> Parts:
@@ -58,7 +59,7 @@ def _segments(row: str, parts: Parts, unit: str, numbers: Numbers, scale: int) -
         yield {"row": row, "part": name, "start": start, "end": end, "shown": f"{name}: {numbers.show(value, unit)}"}
 
 
-def _bars(names: Sequence[str], suffix: str) -> dict[str, Any]:
+def _bars(colours: Mapping[str, str], suffix: str) -> dict[str, Any]:
     return {
         "mark": {"type": "bar", "height": {"band": 0.78}},
         "encoding": {
@@ -73,7 +74,7 @@ def _bars(names: Sequence[str], suffix: str) -> dict[str, Any]:
                 "field": "part",
                 "type": "nominal",
                 "sort": None,
-                "scale": {"domain": list(names), "range": [colour_of(name) for name in names]},
+                "scale": {"domain": list(colours), "range": list(colours.values())},
                 "legend": None,
             },
             "tooltip": {"field": "shown"},
