@@ -30,7 +30,12 @@ def show(numbers: Numbers) -> None:
     )
     found = volumes(plan)
     figures([Figure("Sent by a rank so far", numbers.show(now.sent)), *(_figure(each, numbers) for each in found)])
-    st.latex(r"\text{ring} = \frac{2 (n - 1)}{n} S, \qquad \text{parameter server} = (n - 1) S")
+    st.latex(
+        r"\begin{gathered} "
+        r"\text{ring} = \frac{2 (n - 1)}{n} S \\ "
+        r"\text{parameter server} = (n - 1) S "
+        r"\end{gathered}"
+    )
     st.caption(
         f"Source: {SOURCE}. A ring sends the same at any number of ranks, and takes more steps; a tree takes few steps, for short "
         "messages; the server's own link carries what all others send."

@@ -37,8 +37,11 @@ def show(numbers: Numbers) -> None:
     )
     _curve(plan, numbers)
     st.latex(
-        r"\text{standard} = 4 N d + 4 N^2, \qquad \text{FlashAttention} = 2 N d + \frac{N}{B_c} (3 N d + 4 N), \quad "
-        r"B_c = \frac{M}{4 d} \text{ numbers}"
+        r"\begin{gathered} "
+        r"\text{standard} = 4 N d + 4 N^2 \\ "
+        r"\text{FlashAttention} = 2 N d + \frac{N}{B_c} (3 N d + 4 N) \\ "
+        r"B_c = \frac{M}{4 d} \text{ numbers} "
+        r"\end{gathered}"
     )
     st.caption(f"Source: {SOURCE}")
     charts.title("Online softmax: one pass over the scores")
@@ -54,7 +57,12 @@ def show(numbers: Numbers) -> None:
         },
         hide_index=True,
     )
-    st.latex(r"m' = \max(m, \max_j x_j), \qquad \ell' = \ell \, e^{m - m'} + \sum_j e^{x_j - m'}")
+    st.latex(
+        r"\begin{gathered} "
+        r"m' = \max(m, \max_j x_j) \\ "
+        r"\ell' = \ell \, e^{m - m'} + \sum_j e^{x_j - m'} "
+        r"\end{gathered}"
+    )
     st.caption(f"Source: {SOFTMAX_SOURCE}")
 
 

@@ -29,7 +29,10 @@ def show(numbers: Numbers) -> None:
             _bars(each), "steps", f"batching {name}", f"{name}: requests by slot over {each.steps} steps", legend=False
         )
     st.latex(
-        r"\text{static} = \sum_{\text{batches}} \max_i \ell_i, \qquad \text{busy} = \frac{\sum_i \ell_i}{\text{slots} \cdot \text{steps}}"
+        r"\begin{gathered} "
+        r"\text{static} = \sum_{\text{batches}} \max_i \ell_i \\ "
+        r"\text{busy} = \frac{\sum_i \ell_i}{\text{slots} \cdot \text{steps}} "
+        r"\end{gathered}"
     )
     st.caption(f"Source: {SOURCE}. A prompt takes no step here.")
 

@@ -30,7 +30,12 @@ def show(numbers: Numbers) -> None:
     charts.title("Loss above the best, of other sizes at the same FLOPs (nats a token)")
     said = "Loss above the best against the size; each curve touches 0 at the size that its fit calls best"
     charts.curves(lines, "parameters", "", numbers, "iso-FLOP", said)
-    st.latex(r"C = 6 N D, \qquad L = E + \frac{A}{N^{\alpha}} + \frac{B}{D^{\beta}}")
+    st.latex(
+        r"\begin{gathered} "
+        r"C = 6 N D \\ "
+        r"L = E + \frac{A}{N^{\alpha}} + \frac{B}{D^{\beta}} "
+        r"\end{gathered}"
+    )
     st.caption(
         f"Source: {SOURCE}. The well-known 20 tokens a parameter come from approaches 1 and 2; the fit with the paper's rounded "
         "constants gives about 93 at 5.76e23 FLOPs, its re-fit 18."

@@ -35,5 +35,10 @@ def show(numbers: Numbers) -> None:
             ),
         ]
     )
-    st.latex(r"\text{blocks of a sequence} = \lceil t / B \rceil, \qquad \text{wasted} < B \text{ a sequence}")
+    st.latex(
+        r"\begin{gathered} "
+        r"\text{blocks of a sequence} = \lceil t / B \rceil \\ "
+        r"\text{wasted} < B \text{ a sequence} "
+        r"\end{gathered}"
+    )
     st.caption(f"Source: {SOURCE}")

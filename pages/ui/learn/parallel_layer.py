@@ -41,7 +41,9 @@ def show(numbers: Numbers) -> None:
             hide_index=True,
         )
     st.latex(
-        r"\text{tensor: } 4 \cdot \frac{2 (t - 1)}{t} \cdot 2 s b h \text{ bytes}, \qquad "
-        r"\text{experts: } 4 \cdot \frac{e - 1}{e} \cdot 2 K s b h \text{ bytes}"
+        r"\begin{gathered} "
+        r"\text{tensor: } 4 \cdot \frac{2 (t - 1)}{t} \cdot 2 s b h \text{ bytes} \\ "
+        r"\text{experts: } 4 \cdot \frac{e - 1}{e} \cdot 2 K s b h \text{ bytes} "
+        r"\end{gathered}"
     )
     st.caption(f"Source: {SOURCE}. 16-bit activations, tokens spread evenly over experts.")

@@ -31,8 +31,10 @@ def show(numbers: Numbers) -> None:
     said = f"The gain is largest with {best.drafted} drafted tokens"
     charts.curves(lines, "drafted tokens", "", numbers, "speculation", said, now=plan.drafted, log=False)
     st.latex(
-        r"E = \frac{1 - \alpha^{\gamma + 1}}{1 - \alpha}, \qquad "
-        r"\text{faster by } \frac{1 - \alpha^{\gamma + 1}}{(1 - \alpha)(\gamma c + 1)}"
+        r"\begin{gathered} "
+        r"E = \frac{1 - \alpha^{\gamma + 1}}{1 - \alpha} \\ "
+        r"\text{faster by } \frac{1 - \alpha^{\gamma + 1}}{(1 - \alpha)(\gamma c + 1)} "
+        r"\end{gathered}"
     )
     st.caption(
         f"Source: {SOURCE}. It holds while memory bounds a step, so that checking several tokens costs no more than one."
