@@ -63,10 +63,6 @@ class TimePlan(TrainingPlan):
     ep_overlap: bool = Field(
         False, description="experts' exchange runs under the work of another micro-batch (Megatron's 1F1B overlap)"
     )
-    ep_over_tp: bool = Field(
-        False,
-        description="experts stay whole, and ep · tp ranks share them (Megatron's expert tensor parallelism of 1); else tp divides each",
-    )
     expert_kernels: Literal["separate", "grouped", "fused"] | None = Field(
         None,
         description="experts' products: one each (Transformer Engine over cuBLAS), one kernel for all, or one with activation, casts and "
@@ -143,11 +139,6 @@ class TimePlan(TrainingPlan):
         return "cudnn" if self.implementation == "fused" else "flash-2"
 
     @property
-    def expert_ranks(self) -> int:
-        """Ranks that exchange tokens for their experts."""
-        return self.ep * self.tp if self.ep_over_tp else self.ep
-
-    @property
     def expert_program(self) -> Literal["separate", "grouped", "fused"]:
         """How experts' products run."""
         if self.expert_kernels is not None:
@@ -174,7 +165,7 @@ class TimePlan(TrainingPlan):
         """Fields that change nothing next to the others, each with the reason. Memory alone is `train`'s question."""
         reasons = dict(super().idle)
         if not self.tp > 1:
-            reasons |= dict.fromkeys(("tp_overlap", "ep_over_tp"), "tp is 1")
+            reasons["tp_overlap"] = "tp is 1"
         if self.cp == 1:
             reasons["context_exchange"] = "cp is 1"
         if self.dp * self.cp == 1 or self.zero == 3:

@@ -19,7 +19,7 @@ def check(plan: TrainingPlan, spec: ModelSpec) -> None:
     """InputError unless the layout fits the model: heads, widths, experts and layers divide as the plan asks."""
     for field, value, name, size in _divisions(plan, spec):
         if size % value:
-            raise InputError(f"{field} ({value}) must divide {name} ({size})", field)
+            raise InputError(f"{field} ({value}) must divide {name} ({size})", field.partition(" ")[0])
     for kv in _kv_heads(spec):
         if kv % plan.tp and plan.tp % kv:
             raise InputError(f"tp ({plan.tp}) must divide num_key_value_heads ({kv}) or be a multiple of it", "tp")
@@ -159,5 +159,7 @@ def _divisions(plan: TrainingPlan, spec: ModelSpec) -> Iterator[tuple[str, int, 
         if isinstance(kind.feed_forward, MLP):
             yield "tp", plan.tp, "intermediate_size", kind.feed_forward.intermediate_size
         if isinstance(kind.feed_forward, MoE):
-            yield "tp", plan.tp, "moe_intermediate_size", kind.feed_forward.expert.intermediate_size
-            yield "ep", plan.ep, "num_experts", kind.feed_forward.num_experts
+            if not plan.ep_over_tp:
+                yield "tp", plan.tp, "moe_intermediate_size", kind.feed_forward.expert.intermediate_size
+            name = "ep * tp" if plan.ep_over_tp else "ep"
+            yield name, plan.expert_ranks, "num_experts", kind.feed_forward.num_experts

@@ -61,7 +61,7 @@ def _assumptions(plan: TrainingPlan, spec: ModelSpec) -> list[str]:
     notes += _sharding(plan, spec)
     if plan.scores:
         notes += _scoring(plan)
-    if plan.ep > 1:
+    if plan.expert_ranks > 1:
         notes.append("experts are balanced: every rank serves as many tokens as it holds")
     return notes
 
@@ -71,8 +71,8 @@ def _sharding(plan: TrainingPlan, spec: ModelSpec) -> Iterator[str]:
     if RECIPES[plan.recipe].gathered and plan.zero < 3:
         yield f"recipe {plan.recipe}: FSDP2 is zero 3; with zero {plan.zero} no 16-bit copy of the fp32 weights is counted"
     experts = {kind.feed_forward.num_experts for kind in spec.layers.kinds if isinstance(kind.feed_forward, MoE)}
-    for rows in sorted(count // plan.ep for count in experts):
-        if StateKey.of(plan).rows and rows < plan.expert_shards:
+    for rows in sorted(count // plan.expert_ranks for count in experts):
+        if StateKey.of(plan).rows and rows < plan.expert_shards and not StateKey.of(plan).experts_inside:
             yield (
                 f"zero 3: FSDP2 shards stacked experts by whole experts, so that {rows} over {plan.expert_shards} ranks are padded to one "
                 "each: more ranks hold no fewer, and gather more padding"

@@ -46,6 +46,11 @@ class PlanFields(BaseModel):
     pp: int = Field(1, ge=1, le=1024, description="pipeline stages")
     cp: int = Field(1, ge=1, le=4096, description="context-parallel ranks: each holds seq / cp tokens")
     ep: int = Field(1, ge=1, le=4096, description="expert-parallel ranks, inside dp · cp")
+    ep_over_tp: bool = Field(
+        False,
+        description="experts stay whole, and ep · tp ranks share them (Megatron's and torchtitan's expert tensor parallelism of 1); else tp "
+        "divides each",
+    )
     dp_replicate: int = Field(1, ge=1, le=2**20, description="data-parallel ranks that hold equal shards (HSDP)")
     zero: int = Field(0, ge=0, le=3, description="ZeRO: 1 shards the optimizer, 2 gradients too, 3 (FSDP) weights too")
     reshard_after_forward: bool = Field(True, description="free all-gathered weights after the forward (ZeRO-3)")
@@ -287,6 +292,11 @@ class PlanFields(BaseModel):
         """Ranks over which ZeRO shards what is not an expert: n · c, within one replica."""
         return self.dp * self.cp // self.dp_replicate
 
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks that exchange tokens for their experts."""
+        return self.ep * self.tp if self.ep_over_tp else self.ep
+
     @cached_property
     def expert_shards(self) -> int:
         """Ranks over which ZeRO shards the experts: n · c / e."""
@@ -345,5 +355,6 @@ class PlanFields(BaseModel):
             "optimizer_kernel": self._kernelless,
             "expandable_segments": "" if self.replays else "what the allocator reserves is a share of the peak here",
             "nvme_GBps": "" if self.nvme else "nothing lies on NVMe",
+            "ep_over_tp": "" if self.tp > 1 else "tp is 1",
         }
         return {name: reason for name, reason in reasons.items() if reason}

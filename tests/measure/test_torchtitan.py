@@ -139,6 +139,28 @@ def test_experts_differ_from_the_traced_program_by_the_row_of_zeros_that_padding
     assert predicted.activations_bytes == seen.after_forward - predicted.parameters_bytes - predicted.optimizer_bytes
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize(
+    ("name", "dp", "ep", "count"),
+    [("qwen3-moe", 8, 4, 16), ("deepseek-v2", 8, 8, 16), ("qwen3-moe", 32, 4, 16), ("deepseek-v2", 8, 4, 8)],
+)
+def test_expert_parallelism_is_the_traced_program(name, dp, ep, count, recompute):
+    """To the byte, but for forward's highest point, where a layer's experts are counted on to the layer's end: shards of whole experts, of
+    none (one rank holds them), and of each expert's rows."""
+    from tests.measure.torchtitan_program import Experts, Latent, Shape
+
+    shape = {
+        "qwen3-moe": Shape(*QWEN, experts=Experts(count, 4, 128, normalised=True, ep=ep)),
+        "deepseek-v2": Shape(*DEEPSEEK, Latent(0, 64, 32, 16, 32), Experts(count, 4, 128, 256, dense=1, ep=ep)),
+    }[name]
+    told, seen = both(shape, {"seq": 512, "micro_batch": 2, "dp": dp, "ep": ep, "recompute": recompute})
+    experts = 2 * 3 * (count // ep) * 128 * shape.hidden
+    assert (told.phases["backward"], told.phases["step"]) == (seen.phases["backward"], seen.phases["step"])
+    assert 0 <= told.phases["forward"] - seen.phases["forward"] <= (0 if recompute == "none" else experts)
+    assert told.activations_bytes == seen.after_forward - told.parameters_bytes - told.optimizer_bytes
+
+
 def test_the_loss_that_runs_the_head_chunk_by_chunk_is_the_traced_program_to_the_byte():
     from tests.measure.torchtitan_program import Shape, chunked_loss
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd
 
 from tests.measure.torchtitan_program import FeedForward, Norm
 
@@ -63,9 +64,7 @@ class Experts(nn.Module):
         experts = shape.experts
         self.count, self.chosen, self.normalised = experts.count, experts.chosen, experts.normalised
         self.router = nn.Linear(shape.hidden, experts.count, bias=False)
-        self.gate = nn.Parameter(torch.empty(experts.count, experts.width, shape.hidden))
-        self.down = nn.Parameter(torch.empty(experts.count, shape.hidden, experts.width))
-        self.up = nn.Parameter(torch.empty(experts.count, experts.width, shape.hidden))
+        self.grouped = Grouped(shape, experts)
         self.shared = FeedForward(shape, experts.shared) if experts.shared else None
         self.register_buffer("bias", torch.empty(experts.count))
         self.register_buffer("served", torch.empty(experts.count))
@@ -77,7 +76,7 @@ class Experts(nn.Module):
         order = torch.argsort(chosen.view(-1), stable=True)
         sorted_weights = weights.view(-1)[order]
         routed = x[order // self.chosen]
-        routed_output = self._run(routed)
+        routed_output = self.grouped(routed)
         out = self.shared(x) if self.shared is not None else None
         unsorted = torch.zeros((len(x) * self.chosen, hidden), dtype=routed_output.dtype)
         unsorted[order] = routed_output
@@ -96,6 +95,24 @@ class Experts(nn.Module):
             total = weights.sum(dim=-1, keepdim=True) + 1e-20
             weights = weights / total
         return weights * 1.0, chosen
+
+
+class Grouped(nn.Module):
+    """The experts of this rank: with expert parallelism between two exchanges, of as many tokens each way."""
+
+    def __init__(self, shape, experts):
+        super().__init__()
+        self.count, self.ranks, self.group = experts.count // experts.ep, experts.ep, None
+        self.gate = nn.Parameter(torch.empty(self.count, experts.width, shape.hidden))
+        self.down = nn.Parameter(torch.empty(self.count, shape.hidden, experts.width))
+        self.up = nn.Parameter(torch.empty(self.count, experts.width, shape.hidden))
+
+    def _exchanged(self, x):
+        parts = [len(x) // self.ranks] * self.ranks
+        return all_to_all_single_autograd(x, parts, parts, self.group) if self.ranks > 1 else x
+
+    def forward(self, x):
+        return self._exchanged(self._run(self._exchanged(x)))
 
     def _run(self, x):
         places = torch.empty(len(x), dtype=torch.int32)

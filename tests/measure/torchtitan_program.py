@@ -30,7 +30,7 @@ from torch.distributed.tensor.parallel import (
     loss_parallel,
     parallelize_module,
 )
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy, _CachedTorchDispatchMode, create_selective_checkpoint_contexts
 
 from measure.trace.cuda import cuda_choices
 from measure.trace.recorder import Recorder
@@ -42,6 +42,7 @@ KEPT = {
     aten._scaled_dot_product_flash_attention.default,
     aten._scaled_dot_product_efficient_attention.default,
     torch.ops._c10d_functional.reduce_scatter_tensor.default,
+    torch.ops._c10d_functional.all_to_all_single.default,
     aten.max.default,
 }
 
@@ -65,6 +66,7 @@ class Experts:
     shared: int = 0
     normalised: bool = False
     dense: int = 0  # layers without experts that come first
+    ep: int = 1  # ranks that share them
 
 
 @dataclass(frozen=True)
@@ -233,10 +235,47 @@ def _selected():
         kept = operator in KEPT and not second
         return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
-    return create_selective_checkpoint_contexts(policy)
+    first, again = create_selective_checkpoint_contexts(policy)
+    again.__class__ = _Again
+    return first, again
 
 
-def _prepared(model, mesh, recompute, reshard, every):
+class _Again(_CachedTorchDispatchMode):
+    """The second run under selection. Experts that are gathered inside a checkpoint run other operators of FSDP then: they are run."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return super().__torch_dispatch__(func, types, args, kwargs) if func in KEPT else func(*args, **(kwargs or {}))
+
+
+def _experts_sharded(model, mesh, options):
+    """The experts of each layer over the ranks that hold the same ones, and what each layer gathers ahead."""
+    layers = [getattr(layer, "_checkpoint_wrapped_module", layer) for layer in model.layers]
+    for layer in layers:
+        if hasattr(layer.feed_forward, "grouped"):
+            grouped = layer.feed_forward.grouped
+            grouped.group = mesh["ep"].get_group()
+            inside = mesh["efsdp"].size() > grouped.count
+            place = {"shard_placement_fn": lambda parameter: Shard(1)} if inside else {}
+            fully_shard(grouped, **{**options, "mesh": mesh["efsdp"]}, **place)
+
+
+def _gathered_ahead(model):
+    layers = list(model.layers)
+
+    def parts(layer):
+        inner = getattr(layer, "_checkpoint_wrapped_module", layer).feed_forward
+        return [layer, *([inner.grouped] if hasattr(inner, "grouped") else [])]
+
+    model.embedding.set_modules_to_forward_prefetch([layers[0]])
+    for layer, following in zip(layers, layers[1:], strict=False):
+        layer.set_modules_to_forward_prefetch(parts(following))
+        following.set_modules_to_backward_prefetch(parts(layer))
+    layers[-1].set_modules_to_forward_prefetch([model.norm])
+    model.norm.set_modules_to_backward_prefetch([layers[-1]])
+    layers[0].set_modules_to_backward_prefetch([model.embedding])
+
+
+def _prepared(model, mesh, recompute, reshard, every, sparse=None):
     for index, block in enumerate(model.layers):
         if recompute != "none" and not (index + 1) % every:
             chosen = {"context_fn": _selected} if recompute == "selective" else {}
@@ -245,10 +284,14 @@ def _prepared(model, mesh, recompute, reshard, every):
         "mesh": mesh,
         "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
     }
+    if sparse is not None:
+        _experts_sharded(model, sparse, {**options, "reshard_after_forward": reshard})
     for module in (model.embedding, *model.layers):
         fully_shard(module, reshard_after_forward=reshard, **options)
     fully_shard([model.norm, model.head], reshard_after_forward=False, **options)
     fully_shard(model, **options)
+    if sparse is not None:
+        _gathered_ahead(model)
 
 
 class _Recorder(Recorder):
@@ -318,7 +361,9 @@ def run(
             model = Decoder(shape, tokens)
         if tp > 1:
             _divided(model, mesh["tp"])
-        _prepared(model, mesh["shards"], recompute, reshard, every)
+        ep = shape.experts.ep if shape.experts else 1
+        sparse = init_device_mesh("cpu", (ranks // ep, ep), mesh_dim_names=("efsdp", "ep")) if ep > 1 else None
+        _prepared(model, mesh["shards"], recompute, reshard, every, sparse)
         for context in (
             FakeTensorMode(allow_non_fake_inputs=True),
             recorder,

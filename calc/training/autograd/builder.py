@@ -32,6 +32,7 @@ class Settings:
     dropout: tuple[tuple[str, float], ...] = ()
     tp: int = 1
     ep: int = 1
+    whole_experts: bool = False  # tensor-parallel ranks share the experts, each of which is whole
     sharded_sequence: bool = False
     lora: Lora | None = None
     architecture: str = ""
@@ -78,6 +79,11 @@ class Builder:
         transposed = layer is not None and self.model_class.transposed_weights
         self.tape = Tape(settings.bytes, settings.autocast, saving, transposed)
 
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that divide each expert."""
+        return 1 if self.settings.whole_experts else self.settings.tp
+
     def local(self, size: Dim) -> Dim:
         """A dimension that tensor parallelism divides."""
         tp = self.settings.tp
@@ -92,9 +98,9 @@ class Builder:
             return k
         return Dim(max(1, heads // tp), r"\max(1, \frac{<k>}{<t>})", (*k.numbers, ("t", tp)))
 
-    def weight(self, *weights: ModelWeight, copies: int = 1) -> Weight:
-        """Weights that one tensor holds, on one rank."""
-        tp = self.settings.tp
+    def weight(self, *weights: ModelWeight, copies: int = 1, tp: int | None = None) -> Weight:
+        """Weights that one tensor holds, on one rank of `tp`, left out: the settings'."""
+        tp = self.settings.tp if tp is None else tp
         elements = sum(tensor_of((), weight, self.layer, tp, copies, "", False).elements for weight in weights)
         latex = " + ".join(weight.latex for weight in weights)
         numbers = tuple(item for weight in weights for item in weight.numbers.items())

@@ -93,7 +93,7 @@ def ledger_constants(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> list[
     weight, kept for good."""
     if plan.implementation != "fused" or _gradient(plan):
         return []
-    tensors = model_tensors(spec, plan.tp, plan.ep)
+    tensors = model_tensors(spec, plan.tp, plan.ep, None, plan.ep_over_tp)
     shapes = {shape for kind in stage.counts for shape in _shapes(tensors.kinds[kind])}
     elements = sum(first * rest for first, rest in shapes)
     formula = Formula(r"2 \cdot <elements>", *_PLACEHOLDERS)

@@ -4,6 +4,9 @@ FSDP2 gathers a group at a time: each layer is one, and the embedding, the final
 flat buffer, which is then copied out to whole parameters. In forward the buffer of a group lives until the next is copied out; in
 backward the next layer's buffer is filled while this one runs. A layer's gradients are copied into the buffer of their
 reduce-scatter, which lives until the next layer's is needed; those of the root wait for the end of backward.
+
+With expert parallelism torchtitan shards a layer's experts as a group of their own, over other ranks, and names what each layer gathers
+ahead: the next layer and its experts (set_modules_to_forward_prefetch, set_modules_to_backward_prefetch).
 """
 
 from __future__ import annotations
@@ -68,7 +71,7 @@ class FsdpBuffers:
 
     `apart`: both ends are groups of their own, in order among the layers, and the last stays whole from its forward on, over
     the loss, which lies behind it (torchtitan). `keeps`: forward leaves the layers' weights whole. `size` and `reduced` are
-    bytes of a gathered weight and of a reduced gradient.
+    bytes of a gathered weight and of a reduced gradient. `experts`: next to each layer the group of its experts, where they have one.
     """
 
     root: Group = _NONE
@@ -79,6 +82,7 @@ class FsdpBuffers:
     apart: bool = False
     size: int = 2
     reduced: int = 2
+    experts: tuple[Group, ...] = ()
 
     @cached_property
     def _known(self) -> dict[tuple[str, int, str], tuple[int, int]]:
@@ -88,9 +92,19 @@ class FsdpBuffers:
     def _whole(self) -> tuple[Amount, ...]:
         """The whole weights of the layers before each, and of all."""
         sums = [NOTHING]
-        for group in self.layers:
-            sums.append(sums[-1] + group.whole)
+        for layer, group in enumerate(self.layers):
+            sums.append(sums[-1] + group.whole + self.experts_of(layer).whole)
         return tuple(sums)
+
+    def experts_of(self, layer: int) -> Group:
+        """The group of a layer's experts."""
+        return self.experts[layer] if 0 <= layer < len(self.experts) else _NONE
+
+    def ahead(self, layer: int) -> Amount:
+        """The buffers into which a layer and its experts are gathered before their turn."""
+        if not 0 <= layer < len(self.layers):
+            return NOTHING
+        return self.layers[layer].flat + self.experts_of(layer).flat
 
     @property
     def active(self) -> bool:
@@ -123,6 +137,8 @@ class FsdpBuffers:
     @cached_property
     def pool(self) -> int:
         """What the stream of the gathers comes to hold of the allocator: two buffers that follow each other."""
+        if self.experts:
+            return max(self.ahead(layer).bytes + self.ahead(layer + 1).bytes for layer in range(len(self.layers)))
         sizes = [group.flat.bytes for group in (self.layers if self.apart else (self.root, *self.layers))]
         return max((a + b for a, b in pairwise(sizes)), default=sum(sizes))
 
@@ -149,6 +165,12 @@ class FsdpBuffers:
         if self.apart and not inside:  # the model's forward has ended, and its last buffer gone
             yield "layers", self.layers[-1].whole if not self.keeps else NOTHING
             return
+        if self.experts:  # counted to the layer's end, though its last operators run without them
+            own = self.experts_of(layer)
+            yield "layers", NOTHING if self.keeps else self.layers[layer].whole + own.whole
+            yield "all_gather", (own if own.whole.bytes else self.layers[layer]).flat
+            yield "all_gather", self.ahead(layer + 1)
+            return
         yield "all_gather", self._group(layer).flat
         if inside:
             yield "layers", self.layers[layer].whole
@@ -173,16 +195,21 @@ class FsdpBuffers:
             yield "layers", self._whole[min(max(layer + (at != "after"), 0), last)]
         else:
             if inside and at != "after":
-                yield "layers", self.layers[layer].whole
+                yield "layers", self.layers[layer].whole + self.experts_of(layer).whole
             yield from self._prefetched(layer, at)
 
     def _reducing(self, layer: int, at: str) -> Amount:
-        """The buffer of the reduce-scatter before, or of this layer's own."""
+        """The buffer of the reduce-scatter before, or of this layer's own; that of its experts, whose turn is first, is the larger."""
         waits = layer if at == "after" else max(layer + 1, 0)
+        if at == "after" and self.experts_of(layer).reduced.bytes:
+            return self.experts_of(layer).reduced
         return self.layers[waits].reduced if waits < len(self.layers) else NOTHING
 
     def _prefetched(self, layer: int, at: str) -> Iterator[tuple[str, Amount]]:
         """The buffer of the next layer's gather; as a layer begins, its own, or the next with the cast that fills it."""
+        if self.experts:
+            yield "all_gather", self.ahead(layer - 1)
+            return
         if layer <= 0:
             own = self._group(0).flat if layer == 0 and at == "before" and self.layers else NOTHING
             yield "all_gather", own
@@ -219,8 +246,15 @@ def fsdp_buffers(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: Mod
     narrow = plan.float8_all_gather
     if plan.shards_ends_apart:
         groups = [tensors.embedding, *(tensors.kinds[kind] for kind in stage.layers), tensors.end]
+        experts: tuple[Group, ...] = ()
+        if key.experts_inside:
+            parts = [_experts_apart(group) for group in groups]
+            groups = [rest for rest, _ in parts]
+            experts = tuple(_group((own,), key, sizes) for _, own in parts)
         made = tuple(_group((group,), key, sizes, narrow) for group in groups)
-        return FsdpBuffers(layers=made, keeps=not plan.reshard_after_forward, apart=True, size=size, reduced=reduced)
+        return FsdpBuffers(
+            layers=made, keeps=not plan.reshard_after_forward, apart=True, size=size, reduced=reduced, experts=experts
+        )
     return FsdpBuffers(
         root=_group(root, key, sizes),
         end=_group((*end, *tied), key, sizes),
@@ -230,6 +264,13 @@ def fsdp_buffers(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: Mod
         size=size,
         reduced=reduced,
     )
+
+
+@lru_cache(maxsize=1024)
+def _experts_apart(group: Tensors) -> tuple[Tensors, Tensors]:
+    """What a layer holds besides its experts, and these."""
+    rest = tuple(tensor for tensor in group.tensors if not tensor.expert)
+    return Tensors(group.path, rest), Tensors(group.path, tuple(tensor for tensor in group.tensors if tensor.expert))
 
 
 @lru_cache(maxsize=1024)
@@ -249,7 +290,7 @@ def _group(found: tuple[Tensors, ...], key: StateKey, sizes: tuple[int, int], na
         if tensor.quantised:  # bytes that FSDP shards and gathers as they are
             size, shard = weight.bytes, ceil_div(shard, weight.per)
         whole.append((key.storage(tensor), Amount(size * shard * ranks, shard * ranks)))
-        flat += Amount(size * shard * ranks, shard * ranks)
+        flat += Amount(size * shard * ranks, shard * ranks) if ranks > 1 or not tensor.expert else NOTHING
         cast += Amount(size * shard, shard) if size != weight.bytes else NOTHING
         if any(rule.group == "gradients" for rule in rules):
             gradients.append((key.storage(tensor), Amount(wide * tensor.elements, tensor.elements)))

@@ -83,6 +83,7 @@ class StateKey(NamedTuple):
     counters: bool = False  # a step counter on the device for each tensor, as fused kernels keep it
     engine: bool = False  # DeepSpeed's: flat shards, adapters in the recipe's formats
     apart: bool = False  # no two projections lie in one tensor (torchtitan)
+    experts_inside: bool = False  # where ranks are more than experts, each expert's rows are divided (torchtitan's expert parallelism)
 
     @classmethod
     def of(cls, plan: TrainingPlan) -> StateKey:
@@ -95,6 +96,7 @@ class StateKey(NamedTuple):
             engine=engine,
             counters=program and not engine and plan.optimizer_kernel == "fused" and OPTIMIZERS[plan.optimizer].counts_on_device,
             apart=plan.implementation == "torchtitan",
+            experts_inside=plan.implementation == "torchtitan" and plan.expert_ranks > 1,
         )  # fmt: skip
 
     def storage(self, tensor: Tensor) -> str:
@@ -127,6 +129,8 @@ class StateKey(NamedTuple):
             return tensor.elements
         if not self.rows:
             return ceil_div(tensor.elements, ranks)
+        if tensor.expert and self.experts_inside and ranks > tensor.copies:
+            return tensor.copies * ceil_div(tensor.first, ranks) * tensor.rest
         if tensor.expert:  # all experts lie in one tensor, whose first dimension is the expert
             return ceil_div(tensor.copies, ranks) * tensor.first * tensor.rest
         return ceil_div(tensor.first, ranks) * tensor.rest
@@ -210,7 +214,10 @@ def _elements_latex(key: StateKey, tensor: Tensor, rule: Rule, ranks: int, numbe
         both = f"{first} + {tensor.rest_latex}"
         each = rf"\lceil \frac{{{both}}}{{<n_z>}} \rceil" if ranks > 1 else f"({both})"
         return rf"{rule.bytes} \cdot {copies}{each}"
-    if ranks > 1 and key.rows and tensor.expert:
+    inside = key.experts_inside and ranks > tensor.copies
+    if ranks > 1 and key.rows and tensor.expert and inside:
+        whole = rf"{tensor.copies} \cdot \lceil \frac{{{first}}}{{<n_z>}} \rceil{rest}"
+    elif ranks > 1 and key.rows and tensor.expert:
         whole = rf"\lceil \frac{{{tensor.copies}}}{{<n_z>}} \rceil \cdot {first}{rest}"
     elif ranks > 1 and key.rows:
         whole = rf"\lceil \frac{{{first}}}{{<n_z>}} \rceil{rest}"

@@ -10,7 +10,7 @@ from calc.training.states.tensors import ModelTensors, model_tensors
 
 
 def model_of(plan: TrainingPlan, spec: ModelSpec) -> ModelTensors:
-    return model_tensors(spec, plan.tp, plan.ep, plan.lora)
+    return model_tensors(spec, plan.tp, plan.ep, plan.lora, plan.ep_over_tp)
 
 
 def groups_of(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> tuple[Placed, ...]:

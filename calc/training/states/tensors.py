@@ -94,8 +94,9 @@ def _divided(size: int, latex: str, divisor: int, letter: str) -> tuple[int, str
     return ceil_div(size, divisor), rf"\lceil \frac{{{latex}}}{{{letter}}} \rceil"
 
 
-def _part(part: Part, layer: Layer | None, tp: int, ep: int) -> Iterator[Tensor]:
+def _part(part: Part, layer: Layer | None, tp: int, ep: int, expert_tp: int | None = None) -> Iterator[Tensor]:
     copies = ceil_div(part.copies, ep) if part.expert else part.copies
+    tp = expert_tp if part.expert and expert_tp is not None else tp
     storages: dict[str, str] = {}  # a bias lies in the storage of the weight that it follows
     for weight in part.weights:
         base = weight.name.removesuffix("_bias")
@@ -249,8 +250,9 @@ def _group(
     ep: int,
     lora: Lora | None = None,
     wide_router: bool = False,
+    expert_tp: int | None = None,
 ) -> Tensors:
-    found = [tensor for part in parts for tensor in _part(part, layer, tp, ep)]
+    found = [tensor for part in parts for tensor in _part(part, layer, tp, ep, expert_tp)]
     found = [replace(tensor, wide=True) if wide_router and tensor.path[0] == "router" else tensor for tensor in found]
     if lora and lora.quantised:
         found = _quantised(parts, found, lora.base)
@@ -348,11 +350,14 @@ def _end(spec: ModelSpec, parts: tuple[Part, ...], tp: int, lora: Lora | None) -
 
 
 @lru_cache(maxsize=256)
-def model_tensors(spec: ModelSpec, tp: int, ep: int, lora: Lora | None = None) -> ModelTensors:
-    """Every tensor of the model on one rank. Cached: a spec hashes by identity."""
+def model_tensors(
+    spec: ModelSpec, tp: int, ep: int, lora: Lora | None = None, whole_experts: bool = False
+) -> ModelTensors:
+    """Every tensor of the model on one rank. `whole_experts`: tp · ep ranks share them. Cached: a spec hashes by identity."""
     stack, wide = spec.layers, model_class(spec.architecture).fp32_router
+    ep, expert_tp = (ep * tp, 1) if whole_experts else (ep, tp)
     kinds = tuple(
-        _group(kind_path(stack, index), kind, stack.kind_parts[index], tp, ep, lora, wide)
+        _group(kind_path(stack, index), kind, stack.kind_parts[index], tp, ep, lora, wide, expert_tp)
         for index, kind in enumerate(stack.kinds)
     )
     end = [Part("final_norm", spec.final_norm.weights)] if spec.final_norm else []

@@ -1,4 +1,9 @@
-"""torchtitan's experts: a router, the tokens sorted by expert and padded, grouped matmuls, and their outputs weighted in fp32."""
+"""torchtitan's experts: a router, the tokens sorted by expert and padded, grouped matmuls, and their outputs weighted in fp32.
+
+Under expert parallelism (torchtitan/distributed/expert_parallel.py) the sorted tokens go to the ranks of their experts and come back, each
+time into a tensor that selective checkpoints keep. With experts that are whole on tensor-parallel ranks each of these routes its
+share of the tokens (ReordererSequenceParallel). Experts are balanced: a rank receives as many tokens as it sends.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,8 @@ from calc.model.feed_forward import MoE
 from calc.model.weights import Dim, dim
 from calc.training.autograd import operators as ops
 from calc.training.autograd.operators import FULL, LONG, ONE
-from calc.training.autograd.tape import FIXED, Edge, Value, Weight
+from calc.training.autograd.tape import FIXED, Edge, Extent, Value, Weight
+from calc.units import ceil_div
 from calc.training.torchtitan.layers import TitanBuilder, mlp
 
 INDEX = 4  # bytes of the places that padding gives the tokens
@@ -16,22 +22,24 @@ def moe(b: TitanBuilder, x: Value, module: MoE) -> Value:
     """Experts of their own for each token, and those that serve all."""
     t = b.tape
     k, h = dim("K", module.num_experts_per_tok), dim("h", module.hidden_size)
+    x = b.gather(x)
+    rows = Extent(1, 1, b.settings.tp) if b.settings.whole_experts else x.extent
     with t.part("router"):
         weights, chosen = _router(b, x, module, k)
-        order = t.new("order", k, x.extent, LONG)
-        sorted_weights = t.new("sorted_weights", k, x.extent, FULL)
+        order = t.new("order", k, rows, LONG)
+        sorted_weights = t.new("sorted_weights", k, rows, FULL)
         ops.kernel(t, [weights], sorted_weights, [order])
     with t.part("experts"):
-        tokens = t.new("tokens", k, x.extent, LONG)
-        routed = _taken(b, x, tokens, k * h, "routed")
+        tokens = t.new("tokens", k, rows, LONG)
+        routed = _taken(b, x, tokens, k * h, "routed", rows)
         del tokens
-        out = _experts(b, routed, module, k, h)
+        out = (_sent if b.settings.ep > 1 or b.settings.whole_experts else _experts)(b, routed, module, k, h)
     shared = None
     if module.shared:
         with t.part("shared_expert"):
-            shared = mlp(b, x, module.shared)
+            shared = mlp(b, x, module.shared, between=False)
     with t.part("experts"):
-        unsorted = _placed(b, out, order, "unsorted")
+        unsorted = _placed(b, out, order, "unsorted", x.extent)
         wide = ops.cast(t, unsorted, FULL, "fp32_outputs")
         mixed = t.new("mixed", h, x.extent, FULL)
         ops.kernel(t, [weights, wide], mixed, [weights, wide])
@@ -39,7 +47,7 @@ def moe(b: TitanBuilder, x: Value, module: MoE) -> Value:
         mixed = ops.cast(t, mixed, x.bytes, "mixed")
         made = mixed if shared is None else ops.add(t, shared, mixed, "sum")
     del chosen
-    return made
+    return b.scatter(made)
 
 
 def _router(b: TitanBuilder, x: Value, module: MoE, k: Dim) -> tuple[Value, Value]:
@@ -78,27 +86,54 @@ def _normalised(b: TitanBuilder, weights: Value) -> Value:
     return out
 
 
-def _taken(b: TitanBuilder, x: Value, places: Value, out_dim: Dim, name: str) -> Value:
+def _taken(b: TitanBuilder, x: Value, places: Value, out_dim: Dim, name: str, rows: Extent | None = None) -> Value:
     """x[places]: the places are kept; backward adds into zeros."""
     t = b.tape
-    out = t.new(name, out_dim, x.extent, x.bytes)
+    out = t.new(name, out_dim, rows or x.extent, x.bytes)
     meta = (x.dim, x.extent, x.bytes)
     t.record([x], out, [places], lambda g, *saved: (t.new("gradient", *meta),))
     return out
 
 
-def _placed(b: TitanBuilder, x: Value, places: Value, name: str) -> Value:
+def _placed(b: TitanBuilder, x: Value, places: Value, name: str, rows: Extent | None = None) -> Value:
     """empty[places] = x: the places are kept; backward takes the gradients from there."""
     t = b.tape
-    out = t.like(x, name)
+    out = t.new(name, x.dim, rows or x.extent, x.bytes)
     meta = (x.dim, x.extent, x.bytes)
     t.record([x], out, [places], lambda g, *saved: (t.new("gradient", *meta),))
+    return out
+
+
+def _exchanged(b: TitanBuilder, x: Value, name: str) -> Value:
+    """An all-to-all: the tokens of other ranks in the place of this one's. Its gradient goes back the same way."""
+    t = b.tape
+    out = t.like(x, name)
+    t.cache(out)
+    t.record([x], out, [], lambda g: (t.like(g),))
+    return out
+
+
+def _sent(b: TitanBuilder, routed: Value, module: MoE, k: Dim, h: Dim) -> Value:
+    """The tokens to the ranks of their experts, and what these make of them back. The caller holds the tokens that it sent."""
+    if b.expert_tp > 1:
+        routed = _summed_backward(b, routed)
+    return _exchanged(b, _experts(b, _exchanged(b, routed, "received"), module, k, h), "returned")
+
+
+def _summed_backward(b: TitanBuilder, x: Value) -> Value:
+    """The same tensor, whose gradient is summed over the ranks that divide each expert."""
+    t = b.tape
+    out = t.view(x)
+    t.record([x], out, [], lambda g: (t.like(g),))
     return out
 
 
 def _experts(b: TitanBuilder, routed: Value, module: MoE, k: Dim, h: Dim) -> Value:
     """The grouped matmuls, between a copy of the tokens with a row of zeros for padding, and their return from it."""
     t, f = b.tape, dim(module.expert.letter, module.expert.intermediate_size)
+    f = f if b.expert_tp == 1 else b.local(f)
+    if b.expert_tp > 1 and b.settings.ep == 1:
+        routed = _summed_backward(b, routed)
     places = t.new("places", k, routed.extent, INDEX)
     longer = ops.copy(t, routed, "with_zeros")
     x = _taken(b, longer, places, k * h, "padded")
@@ -119,7 +154,8 @@ def _grouped(b: TitanBuilder, x: Value, module: MoE, name: str, out_dim: Dim, en
     """torch's grouped matmul over all experts: it keeps its input and where each expert's tokens end."""
     t = b.tape
     found = tuple(weight for weight in module.expert.weights if weight.name == name)
-    weight = b.weight(*found, copies=module.num_experts)
+    ranks = b.settings.ep * (b.settings.tp // b.expert_tp)
+    weight = b.weight(*found, copies=ceil_div(module.num_experts, ranks), tp=b.expert_tp)
     weight = Weight(name, weight.dim, weight.trains, weight.bytes)
     out = t.new(name, out_dim, x.extent, x.bytes)
     meta = (x.dim, x.extent, x.bytes)

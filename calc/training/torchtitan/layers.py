@@ -90,20 +90,22 @@ def attention(b: TitanBuilder, x: Value, mixer: Attention, tables: Value) -> Val
     return b.scatter(b.matmul(mixed, weights, "output", dim("h", mixer.hidden_size)))
 
 
-def mlp(b: TitanBuilder, x: Value, module: MLP) -> Value:
-    """down(silu(gate(x)) * up(x))"""
+def mlp(b: TitanBuilder, x: Value, module: MLP, *, between: bool = True) -> Value:
+    """down(silu(gate(x)) * up(x)). `between`: it stands between parts that divide the sequence, and gathers and scatters it."""
     t, f = b.tape, b.local(dim(module.letter, module.intermediate_size))
-    x = b.gather(x)
+    x = b.gather(x) if between else x
     activated = ops.unary(t, b.matmul(x, module.weights, "gate", f), "activated")
     inner = ops.mul(t, activated, b.matmul(x, module.weights, "up", f), "product")
     del activated
-    return b.scatter(b.matmul(inner, module.weights, "down", dim("h", module.hidden_size)))
+    out = b.matmul(inner, module.weights, "down", dim("h", module.hidden_size))
+    return b.scatter(out) if between else out
 
 
 def latent(b: TitanBuilder, x: Value, mixer: LatentAttention, tables: Value) -> Value:
     """Multi-head latent attention, its keys and values expanded to all heads."""
     t, weights = b.tape, mixer.parts[0].weights
-    a, h = dim("a", mixer.num_attention_heads), dim("h", mixer.hidden_size)
+    a, h = b.local(dim("a", mixer.num_attention_heads)), dim("h", mixer.hidden_size)
+    x = b.gather(x)
     nope, rope, d_v = (
         dim("d_n", mixer.qk_nope_head_dim),
         dim("d_r", mixer.qk_rope_head_dim),
@@ -130,4 +132,4 @@ def latent(b: TitanBuilder, x: Value, mixer: LatentAttention, tables: Value) -> 
     del key_value
     key = ops.join(t, [key_pass, expanded(b, key_rope, a * rope)], a * (nope + rope), "key")
     mixed = kernel(b, query, key, value, (a, a, nope + rope, d_v), 0)
-    return b.matmul(mixed, weights, "output", h)
+    return b.scatter(b.matmul(mixed, weights, "output", h))

@@ -51,10 +51,6 @@ def check_model(plan: TrainingPlan, spec: ModelSpec) -> None:
         raise InputError.of(
             "compile", ",".join(plan.compile), f"'torchtitan' with experts, as {spec.name} has, is modelled eagerly"
         )
-    for field in ("tp", "ep", "cp"):
-        degree = getattr(plan, field)
-        if degree > 1 and not dense:
-            raise InputError.of(field, degree, f"'torchtitan' is modelled for {spec.name} with {field} 1 only")
 
 
 def _plain(layer: Layer) -> bool:
@@ -82,6 +78,8 @@ def settings_of(plan: TrainingPlan, spec: ModelSpec) -> Settings:
         bytes=RECIPES[plan.recipe].compute,
         attention="sdpa",
         tp=plan.tp,
+        ep=plan.ep,
+        whole_experts=plan.ep_over_tp and plan.tp > 1,
         sharded_sequence=plan.sharded_sequence,
         architecture=spec.architecture,
     )
