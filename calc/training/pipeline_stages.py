@@ -50,8 +50,15 @@ def must_be_modelled(spec: ModelSpec) -> None:
 def part_starts(plan: TrainingPlan, layers: int) -> tuple[int, ...]:
     """Where each part of the model begins, in order of depth, and where the last ends: pp · virtual_stages parts. Layers are dealt out
     evenly, the first parts one longer where they do not divide. Where the first or the last stage has its own number, it and the rest
-    divide evenly (megatron/core/transformer/transformer_block.py, get_num_layers_to_build); InputError where they do not."""
+    divide evenly (megatron/core/transformer/transformer_block.py, get_num_layers_to_build); InputError where they do not.
+    torchtitan counts the embedding and the head as a layer each (distributed/pipeline_parallel.py, generate_llm_fqn_per_model_part)."""
     p, v, ends = plan.pp, plan.virtual_stages, (plan.first_stage_layers, plan.last_stage_layers)
+    if ends == (None, None) and plan.implementation == "torchtitan":
+        size, longer = divmod(layers + 2, p * v)
+        of_part = [size + (part < longer) for part in range(p * v)]
+        of_part[0] -= 1
+        of_part[-1] -= 1
+        return tuple(accumulate(of_part, initial=0))
     if ends == (None, None):
         size, longer = divmod(layers, p * v)
         return tuple(part * size + min(part, longer) for part in range(p * v + 1))

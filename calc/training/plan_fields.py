@@ -48,8 +48,8 @@ class PlanFields(BaseModel):
     ep: int = Field(1, ge=1, le=4096, description="expert-parallel ranks, inside dp · cp")
     ep_over_tp: bool = Field(
         False,
-        description="experts stay whole, and ep · tp ranks share them (Megatron's and torchtitan's expert tensor parallelism of 1); else tp "
-        "divides each",
+        description="experts stay whole, and ep · tp ranks share them (Megatron's and torchtitan's expert tensor parallelism of 1); else "
+        "tp divides each",
     )
     dp_replicate: int = Field(1, ge=1, le=2**20, description="data-parallel ranks that hold equal shards (HSDP)")
     zero: int = Field(0, ge=0, le=3, description="ZeRO: 1 shards the optimizer, 2 gradients too, 3 (FSDP) weights too")
@@ -82,6 +82,11 @@ class PlanFields(BaseModel):
         ge=1,
         le=1024,
         description="torchtitan, recompute full: one layer of so many is recomputed (selective_ac_option)",
+    )
+    experts_of: Literal["2025-06", "2025-09", "2025-11"] = Field(
+        "2025-11",
+        description="torchtitan's program of experts, by the month from which it holds: before November 2025 each output is weighted and "
+        "added to the shared expert's (pull request 1974), before September selective recomputation keeps no exchanged tokens (1672)",
     )
     compile: Names = Field(
         (), description="torchtitan, torchtune: what torch.compile compiles, with commas: model (each layer), loss"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from calc.pipeline.schedules import SCHEDULES
 from calc.training.plan_fields import RECOMPUTABLE, PlanFields
 from calc.training.states.tensors import EMBEDDING_MODULES, HEAD_MODULES
 
@@ -23,7 +24,8 @@ def _titan(breaks: Callable[[PlanFields], bool], message: str) -> Rule:
 
 
 COMPILABLE = {"model", "loss"}
-_TITAN_FIELDS = {"recompute_every": 1, "float8": "none", "float8_all_gather": False, "simple_fsdp": False}
+_TITAN_SCHEDULES = tuple(name for name, schedule in SCHEDULES.items() if schedule.pytorch)
+_TITAN_FIELDS = {"recompute_every": 1, "experts_of": "2025-11", "float8": "none", "float8_all_gather": False, "simple_fsdp": False}
 
 
 def _titans(field: str, default: object) -> Rule:
@@ -48,7 +50,14 @@ _TORCHTITAN_RULES: tuple[Rule, ...] = (
         lambda plan: plan.root_group and plan.implementation not in ("torchtitan", "torchtune"),
         "root_group (True) needs implementation 'torchtitan' or 'torchtune', and implementation is {implementation!r}",
     ),
-    _titan(lambda plan: plan.pp > 1, "pp ({pp}) with implementation 'torchtitan' is not modelled yet; it must be 1"),
+    _titan(
+        lambda plan: plan.pp > 1 and plan.schedule not in _TITAN_SCHEDULES,
+        "schedule: {schedule!r} is not one that implementation 'torchtitan' offers; use " + ", ".join(_TITAN_SCHEDULES),
+    ),
+    _titan(
+        lambda plan: plan.pp > 1 and (plan.root_group or plan.simple_fsdp or plan.head_loss == "chunked"),
+        "pp ({pp}) with implementation 'torchtitan' is modelled without root_group, simple_fsdp and loss 'chunked'",
+    ),
     _titan(
         lambda plan: plan.tp > 1 and not plan.sharded_sequence,
         "sequence_parallel (False) is not part of implementation 'torchtitan', whose tensor parallelism divides the sequence",

@@ -114,7 +114,8 @@ class StageShape:
 
     def _gradients_left(self, segment: Segment) -> int:
         """The gradients that a segment's backward leaves for those of the segments before it."""
-        if self.accumulates or self.bucketed or self.plan.optimizer_in_backward or self.waits_gathered(segment):
+        held = self.accumulates or self.full_weights.holds_gradients
+        if held or self.bucketed or self.plan.optimizer_in_backward or self.waits_gathered(segment):
             return 0
         tied = segment.path == END and self.spec.tied
         head = group_bytes(model_of(self.plan, self.spec).tied_head, self.key).gradients if tied else 0
@@ -142,7 +143,7 @@ class StageShape:
     @cached_property
     def received(self) -> int:
         """The input that came from the stage before, which backward needs again, unless the first layer keeps it itself."""
-        if self.stage.first or not self.segments or self.segments[0].keeps_input:
+        if self.stage.first or not self.segments or self.segments[0].keeps_input or self.full_weights.holds_gradients:
             return 0
         return self.segments[0].bytes.input
 
@@ -177,7 +178,8 @@ class StageShape:
     def accumulates(self) -> bool:
         """Whether gradients are there before the backward begins: main gradients are, and those of earlier micro-batches."""
         buffered = self._main_gradients or (self.engine and self.plan.zero == 3)  # their buffer is always there
-        return (buffered or self.plan.microbatches > 1) and not self.streams
+        earlier = self.plan.microbatches > 1 and not self.full_weights.holds_gradients
+        return (buffered or earlier) and not self.streams
 
     @property
     def streams(self) -> bool:

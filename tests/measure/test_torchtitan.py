@@ -161,6 +161,22 @@ def test_expert_parallelism_is_the_traced_program(name, dp, ep, count, recompute
     assert told.activations_bytes == seen.after_forward - told.parameters_bytes - told.optimizer_bytes
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_outputs_of_experts_that_are_added_are_the_traced_program(recompute):
+    """Before November 2025, where the experts' own layer is the highest point: at most their weights, counted to the layer's end, more."""
+    from tests.measure.torchtitan_program import Experts, Latent, Shape
+
+    shape = Shape(*DEEPSEEK[:6], 64, False, Latent(0, 64, 32, 16, 32), Experts(16, 4, 128, 256, dense=1, ep=4, added=True))
+    plan = {"seq": 512, "micro_batch": 2, "dp": 8, "ep": 4, "recompute": recompute, "experts_of": "2025-09"}
+    told, seen = both(shape, plan)
+    experts = 2 * 3 * 4 * 128 * shape.hidden
+    assert told.phases["step"] == seen.phases["step"]
+    for phase in ("forward", "backward"):
+        assert -512 <= told.phases[phase] - seen.phases[phase] <= experts
+    assert told.activations_bytes == seen.after_forward - told.parameters_bytes - told.optimizer_bytes
+
+
 def test_the_loss_that_runs_the_head_chunk_by_chunk_is_the_traced_program_to_the_byte():
     from tests.measure.torchtitan_program import Shape, chunked_loss
 

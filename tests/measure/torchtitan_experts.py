@@ -63,6 +63,7 @@ class Experts(nn.Module):
         super().__init__()
         experts = shape.experts
         self.count, self.chosen, self.normalised = experts.count, experts.chosen, experts.normalised
+        self.added = experts.added
         self.router = nn.Linear(shape.hidden, experts.count, bias=False)
         self.grouped = Grouped(shape, experts)
         self.shared = FeedForward(shape, experts.shared) if experts.shared else None
@@ -75,7 +76,12 @@ class Experts(nn.Module):
         weights, chosen = self._route(x)
         order = torch.argsort(chosen.view(-1), stable=True)
         sorted_weights = weights.view(-1)[order]
-        routed = x[order // self.chosen]
+        index = order // self.chosen
+        if self.added:
+            index = index.reshape(-1, 1).expand(-1, hidden)
+            return self._added(x, index, sorted_weights).reshape(batch, tokens, hidden)
+        routed = x[index]
+        del index
         routed_output = self.grouped(routed)
         out = self.shared(x) if self.shared is not None else None
         unsorted = torch.zeros((len(x) * self.chosen, hidden), dtype=routed_output.dtype)
@@ -84,6 +90,13 @@ class Experts(nn.Module):
         mixed = torch.bmm(weights.reshape(-1, 1, self.chosen), unsorted.float()).to(x.dtype).squeeze(1)
         del sorted_weights
         return (mixed if out is None else out + mixed).reshape(batch, tokens, hidden)
+
+    def _added(self, x, index, weights):
+        routed = torch.gather(x, 0, index)
+        outputs = self.grouped(routed)
+        outputs = (outputs.to(torch.float32) * weights.reshape(-1, 1)).to(x.dtype)
+        out = self.shared(x) if self.shared is not None else torch.zeros_like(x)
+        return out.scatter_add(dim=0, index=index, src=outputs)
 
     def _route(self, x):
         scores = self.router(x)

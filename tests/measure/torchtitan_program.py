@@ -12,6 +12,7 @@ import gc
 import warnings
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -67,6 +68,7 @@ class Experts:
     normalised: bool = False
     dense: int = 0  # layers without experts that come first
     ep: int = 1  # ranks that share them
+    added: bool = False  # outputs are weighted each and added, as before November 2025
 
 
 @dataclass(frozen=True)
@@ -267,7 +269,7 @@ def _gathered_ahead(model):
         return [layer, *([inner.grouped] if hasattr(inner, "grouped") else [])]
 
     model.embedding.set_modules_to_forward_prefetch([layers[0]])
-    for layer, following in zip(layers, layers[1:], strict=False):
+    for layer, following in pairwise(layers):
         layer.set_modules_to_forward_prefetch(parts(following))
         following.set_modules_to_backward_prefetch(parts(layer))
     layers[-1].set_modules_to_forward_prefetch([model.norm])

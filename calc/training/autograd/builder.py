@@ -33,6 +33,7 @@ class Settings:
     tp: int = 1
     ep: int = 1
     whole_experts: bool = False  # tensor-parallel ranks share the experts, each of which is whole
+    experts_of: str = ""  # of the plan's field
     sharded_sequence: bool = False
     lora: Lora | None = None
     architecture: str = ""

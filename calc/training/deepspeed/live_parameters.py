@@ -33,6 +33,7 @@ class LiveParameters:
     recomputes: bool
     width: int = 2
     waits: bool = False  # no gradient waits whole
+    holds_gradients: bool = False
     pool: int = 0  # no stream has buffers of its own
 
     @property

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from calc.breakdown import Component, Formula, Number
 from calc.model.spec import ModelSpec
@@ -83,6 +83,8 @@ class FsdpBuffers:
     size: int = 2
     reduced: int = 2
     experts: tuple[Group, ...] = ()
+
+    holds_gradients: ClassVar[bool] = False  # whether gradients of earlier micro-batches wait here, unsharded
 
     @cached_property
     def _known(self) -> dict[tuple[str, int, str], tuple[int, int]]:
@@ -224,11 +226,29 @@ class FsdpBuffers:
             yield "cast", following.cast
 
     def _leaf(self, name: str, amount: Amount) -> Component:
-        size = self.reduced if name == "reduce_scatter" else self.size
+        size = self.reduced if name in ("reduce_scatter", "accumulated_gradients") else self.size
         rest = amount.bytes - size * amount.elements
         numbers: dict[str, Number] = {"N": amount.elements, **({"r": rest} if rest else {})}
         latex = rf"{size} \cdot <N>" + (" + <r>" if rest else "")
         return Component(name, amount.bytes, formula=Formula(latex, _SOURCE, _URL, _ASSUMES), numbers=numbers)
+
+
+@dataclass(frozen=True, eq=False)
+class PipelineBuffers(FsdpBuffers):
+    """A pipeline stage's, in torchtitan: weights that were gathered once stay whole to the end of the step, and so do the gradients of all
+    micro-batches, unsharded and in the format of the reduction, until the last has run (torch/distributed/pipelining/stage.py,
+    backward_maybe_with_nosync; FSDPParam.to_accumulated_grad_if_needed)."""
+
+    accumulated: Amount = NOTHING
+    holds_gradients: ClassVar[bool] = True
+
+    @property
+    def kept_bytes(self) -> int:
+        return self._whole[-1].bytes
+
+    def _live_amounts(self, phase: str, index: int, at: str) -> Iterator[tuple[str, Amount]]:
+        yield "layers", self._whole[-1]
+        yield "accumulated_gradients", self.accumulated
 
 
 def fsdp_buffers(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: ModelTensors) -> FsdpBuffers:
@@ -245,13 +265,20 @@ def fsdp_buffers(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tensors: Mod
     root = (*((tensors.embedding, *towers) if stage.first else tied), *end)
     narrow = plan.float8_all_gather
     if plan.shards_ends_apart:
-        groups = [tensors.embedding, *(tensors.kinds[kind] for kind in stage.layers), tensors.end]
+        groups = [tensors.kinds[kind] for kind in stage.layers]
+        groups = [*([tensors.embedding] * stage.first), *groups, *([tensors.end] * stage.last)]
         experts: tuple[Group, ...] = ()
         if key.experts_inside:
             parts = [_experts_apart(group) for group in groups]
             groups = [rest for rest, _ in parts]
             experts = tuple(_group((own,), key, sizes) for _, own in parts)
         made = tuple(_group((group,), key, sizes, narrow) for group in groups)
+        if plan.pp > 1:
+            held = sum((group.gradients for group in (*made, *experts)), NOTHING)
+            accumulated = Amount(held.elements * reduced, held.elements)
+            return PipelineBuffers(
+                layers=made, apart=True, size=size, reduced=reduced, experts=experts, accumulated=accumulated
+            )
         return FsdpBuffers(
             layers=made, keeps=not plan.reshard_after_forward, apart=True, size=size, reduced=reduced, experts=experts
         )

@@ -83,7 +83,9 @@ class StateKey(NamedTuple):
     counters: bool = False  # a step counter on the device for each tensor, as fused kernels keep it
     engine: bool = False  # DeepSpeed's: flat shards, adapters in the recipe's formats
     apart: bool = False  # no two projections lie in one tensor (torchtitan)
-    experts_inside: bool = False  # where ranks are more than experts, each expert's rows are divided (torchtitan's expert parallelism)
+    experts_inside: bool = (
+        False  # where ranks are more than experts, each expert's rows are divided (torchtitan's expert parallelism)
+    )
 
     @classmethod
     def of(cls, plan: TrainingPlan) -> StateKey:

@@ -12,8 +12,8 @@ from calc.model.weights import Dim, dim
 from calc.training.autograd import operators as ops
 from calc.training.autograd.operators import FULL, LONG, ONE
 from calc.training.autograd.tape import FIXED, Edge, Extent, Value, Weight
-from calc.units import ceil_div
 from calc.training.torchtitan.layers import TitanBuilder, mlp
+from calc.units import ceil_div
 
 INDEX = 4  # bytes of the places that padding gives the tokens
 
@@ -32,8 +32,9 @@ def moe(b: TitanBuilder, x: Value, module: MoE) -> Value:
     with t.part("experts"):
         tokens = t.new("tokens", k, rows, LONG)
         routed = _taken(b, x, tokens, k * h, "routed", rows)
-        del tokens
         out = (_sent if b.settings.ep > 1 or b.settings.whole_experts else _experts)(b, routed, module, k, h)
+    if b.settings.experts_of < "2025-11":
+        return b.scatter(_added(b, x, module, (out, sorted_weights, tokens)))
     shared = None
     if module.shared:
         with t.part("shared_expert"):
@@ -48,6 +49,22 @@ def moe(b: TitanBuilder, x: Value, module: MoE) -> Value:
         made = mixed if shared is None else ops.add(t, shared, mixed, "sum")
     del chosen
     return b.scatter(made)
+
+
+def _added(b: TitanBuilder, x: Value, module: MoE, routed: tuple[Value, Value, Value]) -> Value:
+    """The outputs, each times its weight in fp32, added at their tokens to the shared expert's output (scatter_add). `routed`: the
+    outputs, their weights and their tokens."""
+    t = b.tape
+    out, weights, tokens = routed
+    with t.part("experts"):
+        weighted = ops.mul(t, ops.cast(t, out, FULL, "fp32_outputs"), weights, "weighted")
+        weighted = ops.cast(t, weighted, x.bytes, "weighted")
+    with t.part("shared_expert"):
+        shared = mlp(b, x, module.shared, between=False) if module.shared else t.like(x, "zeros")
+    made = t.like(x, "sum")
+    meta = (weighted.dim, weighted.extent, weighted.bytes)
+    t.record([shared, weighted], made, [tokens], lambda g, *saved: (g, t.new("gradient", *meta)))
+    return made
 
 
 def _router(b: TitanBuilder, x: Value, module: MoE, k: Dim) -> tuple[Value, Value]:
@@ -108,7 +125,8 @@ def _exchanged(b: TitanBuilder, x: Value, name: str) -> Value:
     """An all-to-all: the tokens of other ranks in the place of this one's. Its gradient goes back the same way."""
     t = b.tape
     out = t.like(x, name)
-    t.cache(out)
+    if b.settings.experts_of >= "2025-09":
+        t.cache(out)
     t.record([x], out, [], lambda g: (t.like(g),))
     return out
 

@@ -22,7 +22,7 @@ from calc.training.states.sharding import GRANULE
 from calc.training.states.tensors import ModelTensors, Tensors, kind_path
 from calc.training.torchtitan.blocks import embedding_block, layer_block
 from calc.training.torchtitan.losses import chunked_loss_block, end_block, loss_block
-from calc.units import round_up
+from calc.units import ceil_div, round_up
 
 PROGRAM = Source(
     "torchtitan 0.2.2 on PyTorch 2.13: what autograd saves, operator by operator (tools/autograd/derivatives.yaml)",
@@ -79,6 +79,7 @@ def settings_of(plan: TrainingPlan, spec: ModelSpec) -> Settings:
         attention="sdpa",
         tp=plan.tp,
         ep=plan.ep,
+        experts_of=plan.experts_of,
         whole_experts=plan.ep_over_tp and plan.tp > 1,
         sharded_sequence=plan.sharded_sequence,
         architecture=spec.architecture,
@@ -90,7 +91,11 @@ def torchtitan_segments(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tenso
     check_model(plan, spec)
     settings = settings_of(plan, spec)
     sizes = Sizes(plan.micro_batch, plan.seq // plan.cp, GRANULE)
-    made = [block_segment(("embedding",), embedding_block(spec, settings), sizes, tensors.embedding, plan, PROGRAM)]
+    made = []
+    if stage.first:
+        made.append(
+            block_segment(("embedding",), embedding_block(spec, settings), sizes, tensors.embedding, plan, PROGRAM)
+        )
     levels = {plan.recompute} | ({"none"} if plan.recompute_every > 1 else set())
     kinds = {
         (kind, level): block_segment(
@@ -106,7 +111,7 @@ def torchtitan_segments(plan: TrainingPlan, spec: ModelSpec, stage: Stage, tenso
     }
     for index, kind in enumerate(stage.layers, 1):  # of every two, the second is recomputed
         made.append(kinds[kind, "none" if index % plan.recompute_every else plan.recompute])
-    return [*made, *_end(plan, spec, settings, sizes, tensors)]
+    return [*made, *_end(plan, spec, settings, sizes, tensors)] if stage.last else made
 
 
 def _end(
@@ -126,11 +131,13 @@ def _end(
 def torchtitan_constants(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> list[Constant]:
     """What the model or its caller keeps besides the blocks: tokens and labels, the loss, the rotary table."""
     batch, tokens = plan.micro_batch, plan.seq // plan.cp
+    batch *= plan.microbatches if plan.pp > 1 else 1  # a pipeline is given all of them at once
     sizes: dict[str, Number] = {"b": batch, "s": tokens}
     made = [
-        _constant(name, 8 * batch * tokens, r"8 \cdot <b> \cdot <s>", sizes, True, "step")
+        _constant(name, 8 * batch * tokens, r"8 \cdot <b> \cdot <s>", sizes, plan.pp == 1, "step")
         for name in ("input_ids", "labels")
     ]
+    made += _pipeline_constants(plan, spec, stage) if plan.pp > 1 else ()
     made.append(replace(_constant("loss", 4, "4", {}, True, "step"), fixed=True, late=True))
     made.append(replace(_constant("loss_sum", 4, "4", {}, False, "layers"), fixed=True, late=True))
     made.append(_constant("loss_gradient", 4, "4", {}, False, "backward"))
@@ -150,6 +157,23 @@ def torchtitan_constants(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> l
             latex = r"2 \cdot <L> \cdot 512 \cdot \lceil \frac{4 \cdot <E>}{512} \rceil"
             made.append(_constant(f"balance_{kind}", 2 * count * each, latex, numbers, False, "step"))
     return made
+
+
+def _pipeline_constants(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> Iterator[Constant]:
+    """What a pipeline stage keeps (torch/distributed/pipelining/stage.py): a buffer for what it receives of each micro-batch, in forward
+    and in backward, from the first step on; the output of each micro-batch in flight, of the last stage its logits. The buffers count
+    besides the inputs that layers keep."""
+    passing = ceil_div(2 * plan.micro_batch * (plan.seq // plan.cp) * spec.hidden_size, plan.tp)
+    logits = ceil_div(2 * plan.micro_batch * (plan.seq // plan.cp) * spec.vocab_size, plan.tp)
+    numbers: dict[str, Number] = {"x": passing, "m": plan.microbatches, "v": stage.virtual}
+    for name, there in (("received_activations", not stage.first), ("received_gradients", not stage.last)):
+        chunks = stage.virtual - (0 if there else 1)
+        if chunks:
+            total = chunks * plan.microbatches * passing
+            latex = r"<v> \cdot <m> \cdot <x>" if there else r"(<v> - 1) \cdot <m> \cdot <x>"
+            yield replace(_constant(name, total, latex, numbers, False, "step"), fixed=True)
+    size = logits if stage.last and stage.virtual == 1 else passing
+    yield _constant("sent", size, "<x>", {"x": size}, True, "layers")
 
 
 def _constant(name: str, exact: int, latex: str, numbers: dict[str, Number], each: bool, until: str) -> Constant:
