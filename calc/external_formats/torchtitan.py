@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+from calc.errors import InputError
 from calc.external_formats.draft import (
     NO_EFFECT,
     Draft,
@@ -144,7 +145,8 @@ SETTINGS: Final[Table] = {
     **named("parallelism.pipeline-parallel-degree experimental.pipeline-parallel-degree", sets("pp")),
     **named("parallelism.context-parallel-degree experimental.context-parallel-degree", sets("cp")),
     "parallelism.expert-parallel-degree": sets("ep"),
-    "parallelism.expert-tensor-parallel-degree": refuses("experts are not split by tp", unless=lambda value: value == 1),
+    "parallelism.expert-tensor-parallel-degree": states("expert_tp"),
+    "parallelism.pipeline-parallel-microbatch-size": states("stage_batch"),
     **named("parallelism.pipeline-parallel-schedule experimental.pipeline-parallel-schedule",
             sets("schedule", one_of(_SCHEDULES, "not a schedule known here"))),
     "parallelism.fsdp-reshard-after-forward": Setting(_reshard),
@@ -207,9 +209,36 @@ def finish(draft: Draft) -> None:
     plan["dp"] = replicas * draft.whole("shard")
     if replicas > 1:
         plan["dp_replicate"] = replicas
+    _stages(draft)
+    _whole_experts(draft)
+    _options(draft)
+
+
+def _stages(draft: Draft) -> None:
+    """A pipeline cuts the local batch into micro-batches, of one sequence unless the text says more."""
+    plan = draft.plan
     if plan.get("pp", 1) == 1:
         plan.pop("schedule", None)
-    _options(draft)
+        return
+    local = plan["micro_batch"]
+    plan["micro_batch"] = draft.whole("stage_batch")
+    plan.setdefault("global_batch", local * plan["dp"])
+    if plan.get("schedule", "1f1b") in ("interleaved", "interleaved-zb", "looped-bfs", "zb-v", "dualpipe-v"):
+        plan["virtual_stages"] = 2  # the default of schedules with several stages a rank
+
+
+def _whole_experts(draft: Draft) -> None:
+    """Expert parallelism takes over the tensor-parallel ranks, unless these divide each expert (expert_tensor_parallel_degree = tp)."""
+    plan, tp = draft.plan, draft.plan.get("tp", 1)
+    ep, divided = plan.get("ep", 1), draft.whole("expert_tp")
+    if ep > 1 and tp > 1 and divided != tp:
+        if ep % tp or divided != 1:
+            raise InputError.of(
+                "ep",
+                ep,
+                f"experts over tensor-parallel ranks are modelled for a multiple of tp ({tp}), each of them whole",
+            )
+        plan |= {"ep": ep // tp, "ep_over_tp": True}
 
 
 def _options(draft: Draft) -> None:
@@ -227,12 +256,23 @@ def _options(draft: Draft) -> None:
         plan.pop("float8_all_gather", None)
 
 
+def _pipeline(writing: Writing) -> dict[str, object]:
+    """The schedule and the size of its micro-batches. Two stages a rank are the default where a schedule has several."""
+    plan, names = writing.plan, {name: title for title, name in _SCHEDULES.items()}
+    if plan.virtual_stages == (1 if plan.schedule in ("1f1b", "gpipe") else 2):
+        writing.say("virtual_stages", None)
+    return {
+        "pipeline_parallel_schedule": names[writing.say("schedule", "1f1b")],
+        "pipeline_parallel_microbatch_size": plan.micro_batch,
+    }
+
+
 def write(writing: Writing) -> str:
     """The TOML of a plan that torchtitan trains."""
     plan = writing.plan
     writing.only("implementation", "torchtitan")
     for name in (
-        "recipe zero seq micro_batch dp dp_replicate tp pp cp ep recompute recompute_every optimizer reshard_after_forward compile float8 "
+        "recipe zero seq micro_batch dp dp_replicate tp pp cp ep ep_over_tp recompute recompute_every optimizer reshard_after_forward compile float8 "
         "float8_all_gather"
     ).split():
         writing.say(name, None)
@@ -240,8 +280,10 @@ def write(writing: Writing) -> str:
     if model is None:
         writing.notes.append(f"MODEL {writing.model}: torchtitan has no such flavor; state model.name and model.flavor")
     kernel = {"loop": "for-loop"}.get(writing.say("optimizer_kernel", "foreach"), plan.optimizer_kernel)
-    training: dict[str, object] = {"seq_len": plan.seq, "local_batch_size": plan.micro_batch}
-    if writing.say("global_batch", None) is not None:
+    stages = plan.pp > 1
+    local = plan.micro_batch * (plan.microbatches if stages else 1)
+    training: dict[str, object] = {"seq_len": plan.seq, "local_batch_size": local}
+    if writing.say("global_batch", None) is not None and not stages:
         training["global_batch_size"] = plan.global_batch
     sections: dict[str, dict[str, object]] = {
         "model": {"name": model[0], "flavor": model[1]} if model else {"hf_assets_path": writing.hub_id},
@@ -257,8 +299,10 @@ def write(writing: Writing) -> str:
             "tensor_parallel_degree": plan.tp,
             "pipeline_parallel_degree": plan.pp,
             "context_parallel_degree": plan.cp,
-            "expert_parallel_degree": plan.ep,
-        },
+            "expert_parallel_degree": plan.expert_ranks,
+        }
+        | ({"expert_tensor_parallel_degree": plan.tp} if plan.ep > 1 < plan.tp and not plan.ep_over_tp else {})
+        | (_pipeline(writing) if stages else {}),
         "activation_checkpoint": {"mode": plan.recompute}
         | ({"selective_ac_option": "op"} if plan.recompute == "selective" else {}),
     }

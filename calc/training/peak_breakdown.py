@@ -99,7 +99,7 @@ def _segments(memory: StageMemory, phase: str, moment: Moment) -> Iterable[Compo
 
 
 def _in_flight(memory: StageMemory, phase: str, moment: Moment) -> Iterable[Component]:
-    numbers = {"k": memory.shape.kept_once, "c": memory.stage.chunks, "v": memory.stage.virtual}
+    numbers = {"k": memory.shape.kept_waiting, "c": memory.stage.chunks, "v": memory.stage.virtual}
     latex = r"\lceil \frac{<k> \cdot <c>}{<v>} \rceil - <k>"
     yield _plain("in_flight", memory.waiting, latex, numbers, IN_FLIGHT, PIPELINE_URL)
 

@@ -25,7 +25,13 @@ def _titan(breaks: Callable[[PlanFields], bool], message: str) -> Rule:
 
 COMPILABLE = {"model", "loss"}
 _TITAN_SCHEDULES = tuple(name for name, schedule in SCHEDULES.items() if schedule.pytorch)
-_TITAN_FIELDS = {"recompute_every": 1, "experts_of": "2025-11", "float8": "none", "float8_all_gather": False, "simple_fsdp": False}
+_TITAN_FIELDS = {
+    "recompute_every": 1,
+    "experts_of": "2025-11",
+    "float8": "none",
+    "float8_all_gather": False,
+    "simple_fsdp": False,
+}
 
 
 def _titans(field: str, default: object) -> Rule:

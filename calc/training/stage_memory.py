@@ -98,7 +98,7 @@ class StageMemory:
     @cached_property
     def waiting(self) -> int:
         """What the other micro-batches in flight keep."""
-        kept = self.shape.kept_once
+        kept = self.shape.kept_waiting
         return ceil_div(kept * self.stage.chunks, self.stage.virtual) - kept
 
     @property

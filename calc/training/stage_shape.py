@@ -141,6 +141,12 @@ class StageShape:
         return self.kept_by_segments + each + self.received
 
     @cached_property
+    def kept_waiting(self) -> int:
+        """What another micro-batch in flight keeps: its input lies in a buffer of its own where the stage has such."""
+        ends = self.stage.first or not self.segments or not self.segments[0].keeps_input
+        return self.kept_once - (self.segments[0].bytes.input if self.full_weights.holds_gradients and not ends else 0)
+
+    @cached_property
     def received(self) -> int:
         """The input that came from the stage before, which backward needs again, unless the first layer keeps it itself."""
         if self.stage.first or not self.segments or self.segments[0].keeps_input or self.full_weights.holds_gradients:

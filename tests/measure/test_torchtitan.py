@@ -167,7 +167,9 @@ def test_outputs_of_experts_that_are_added_are_the_traced_program(recompute):
     """Before November 2025, where the experts' own layer is the highest point: at most their weights, counted to the layer's end, more."""
     from tests.measure.torchtitan_program import Experts, Latent, Shape
 
-    shape = Shape(*DEEPSEEK[:6], 64, False, Latent(0, 64, 32, 16, 32), Experts(16, 4, 128, 256, dense=1, ep=4, added=True))
+    shape = Shape(
+        *DEEPSEEK[:6], 64, False, Latent(0, 64, 32, 16, 32), Experts(16, 4, 128, 256, dense=1, ep=4, added=True)
+    )
     plan = {"seq": 512, "micro_batch": 2, "dp": 8, "ep": 4, "recompute": recompute, "experts_of": "2025-09"}
     told, seen = both(shape, plan)
     experts = 2 * 3 * 4 * 128 * shape.hidden
@@ -175,6 +177,23 @@ def test_outputs_of_experts_that_are_added_are_the_traced_program(recompute):
     for phase in ("forward", "backward"):
         assert -512 <= told.phases[phase] - seen.phases[phase] <= experts
     assert told.activations_bytes == seen.after_forward - told.parameters_bytes - told.optimizer_bytes
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_pipeline_stage_is_the_traced_one(place, recompute):
+    """First, middle and last of three, with seven layers dealt as 2, 3 and 2; within a few scalars of 512 bytes."""
+    from tests.measure.torchtitan_pipeline import peak
+    from tests.measure.torchtitan_program import Shape
+
+    shape, micro = Shape(*GROUPED[:5], 7, 1000), 4
+    plan = {"seq": 512, "micro_batch": 1, "global_batch": 4 * micro, "dp": 4, "pp": 3, "recompute": recompute}
+    options = {"implementation": "torchtitan", "recipe": "fsdp-bf16", "zero": 3, "optimizer_kernel": "fused"}
+    told = train(from_config(config(shape), "decoder"), TrainingPlan(**options, **plan)).stages
+    assert [len(memory.stage.layers) for memory in told] == [2, 3, 2]
+    seen = peak(shape, (2, 3, 2), place, 512, micro, 4, recompute == "full")
+    assert abs(told[place].peak[1].bytes - seen) <= 4 * 512
 
 
 def test_the_loss_that_runs_the_head_chunk_by_chunk_is_the_traced_program_to_the_byte():

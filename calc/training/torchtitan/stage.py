@@ -68,6 +68,10 @@ def torchtitan_notes(plan: TrainingPlan, spec: ModelSpec) -> Iterator[str]:
         yield "torch.compile: what PyTorch 2.13's partitioner keeps; the order within a layer is Inductor's for one without collectives"
     if any(isinstance(kind.feed_forward, MoE) for kind in spec.layers.kinds):
         yield "experts: the rows that padding adds, up to 8 for each expert, are not counted"
+        if plan.tp > 1:
+            yield "experts next to tensor parallelism: by hand count of torchtitan's plan, which no trace was held against"
+    if plan.pp > 1:
+        yield "pipeline: fsdp_reshard_after_forward is 'default': gathered weights, and all gradients in fp32, stay whole to the end of the step"
     if plan.cp > 1:
         yield "context parallelism: the keys and values that ring attention gathers for a while are not counted"
 
@@ -138,9 +142,10 @@ def torchtitan_constants(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> l
         for name in ("input_ids", "labels")
     ]
     made += _pipeline_constants(plan, spec, stage) if plan.pp > 1 else ()
-    made.append(replace(_constant("loss", 4, "4", {}, True, "step"), fixed=True, late=True))
-    made.append(replace(_constant("loss_sum", 4, "4", {}, False, "layers"), fixed=True, late=True))
-    made.append(_constant("loss_gradient", 4, "4", {}, False, "backward"))
+    if stage.last:
+        made.append(replace(_constant("loss", 4, "4", {}, True, "step"), fixed=True, late=True))
+        made.append(replace(_constant("loss_sum", 4, "4", {}, False, "layers"), fixed=True, late=True))
+        made.append(_constant("loss_gradient", 4, "4", {}, False, "backward"))
     mixer = spec.layers.kinds[0].mixer
     assert isinstance(mixer, Attention | LatentAttention)
     turned = mixer.qk_rope_head_dim if isinstance(mixer, LatentAttention) else mixer.head_dim
@@ -161,17 +166,18 @@ def torchtitan_constants(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> l
 
 def _pipeline_constants(plan: TrainingPlan, spec: ModelSpec, stage: Stage) -> Iterator[Constant]:
     """What a pipeline stage keeps (torch/distributed/pipelining/stage.py): a buffer for what it receives of each micro-batch, in forward
-    and in backward, from the first step on; the output of each micro-batch in flight, of the last stage its logits. The buffers count
-    besides the inputs that layers keep."""
+    and in backward, from the first step on; the output of each micro-batch in flight, of the last stage its logits. The gradient that
+    backward begins with lies in one of the buffers, which is counted with the block."""
     passing = ceil_div(2 * plan.micro_batch * (plan.seq // plan.cp) * spec.hidden_size, plan.tp)
     logits = ceil_div(2 * plan.micro_batch * (plan.seq // plan.cp) * spec.vocab_size, plan.tp)
-    numbers: dict[str, Number] = {"x": passing, "m": plan.microbatches, "v": stage.virtual}
-    for name, there in (("received_activations", not stage.first), ("received_gradients", not stage.last)):
-        chunks = stage.virtual - (0 if there else 1)
-        if chunks:
-            total = chunks * plan.microbatches * passing
-            latex = r"<v> \cdot <m> \cdot <x>" if there else r"(<v> - 1) \cdot <m> \cdot <x>"
-            yield replace(_constant(name, total, latex, numbers, False, "step"), fixed=True)
+    forward, backward = ((stage.virtual - end) * plan.microbatches for end in (stage.first, stage.last))
+    buffers = {"received_activations": forward, "received_gradients": max(backward - 1, 0)}
+    for name, count in buffers.items():
+        if count:
+            numbers: dict[str, Number] = {"x": passing, "n": count}
+            yield replace(_constant(name, count * passing, r"<n> \cdot <x>", numbers, False, "step"), fixed=True)
+    if backward:
+        yield _constant("received_gradient", passing, "<x>", {"x": passing}, False, "end")
     size = logits if stage.last and stage.virtual == 1 else passing
     yield _constant("sent", size, "<x>", {"x": size}, True, "layers")
 

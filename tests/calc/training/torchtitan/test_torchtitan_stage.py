@@ -27,7 +27,9 @@ def answer(name="meta-llama-3.1-8b", **changes):
         ({"zero": 2}, "zero"),
         ({"dp": 1}, "dp"),
         ({"dp": 8, "dp_replicate": 8}, "dp_replicate"),
-        ({"pp": 2}, "pp"),
+        ({"pp": 2, "schedule": "pipedream"}, "schedule"),
+        ({"pp": 2, "root_group": True}, "pp"),
+        ({"name": "qwen3-30b-a3b", "tp": 2, "ep_over_tp": True, "ep": 128, "dp": 128}, "ep"),
         ({"tp": 2, "sequence_parallel": False}, "sequence_parallel"),
         ({"attention": "eager"}, "attention"),
         ({"loss": "fused"}, "loss"),
@@ -49,7 +51,13 @@ def test_what_torchtitan_does_not_do_is_refused_with_the_field_named(changes, fi
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("compile", "model"), ("recompute_every", 2), ("float8", "rowwise"), ("loss", "chunked-output")],
+    [
+        ("compile", "model"),
+        ("recompute_every", 2),
+        ("float8", "rowwise"),
+        ("loss", "chunked-output"),
+        ("experts_of", "2025-06"),
+    ],
 )
 def test_its_options_are_refused_for_another_program(field, value):
     with pytest.raises(InputError, match=f"{field}.*'torchtitan'"):
@@ -84,6 +92,36 @@ def test_each_compiled_part_and_each_loss_needs_less():
     ):
         found = answer(**shape, **after)
         assert found.peak_bytes < answer(**shape, **before).peak_bytes, after
+        assert found.breakdown.total == found.peak_bytes
+        assert_formulas_hold(found.breakdown)
+
+
+@pytest.mark.parametrize(
+    ("changes", "gib", "near"),
+    [
+        ({"dp": 8, "micro_batch": 4, "global_batch": 256, "seq": 8192}, 82.5, 0.1),
+        ({"dp": 4, "cp": 2, "global_batch": 32, "seq": 65536}, 75.9, 0.03),
+        ({"dp": 2, "cp": 4, "global_batch": 16, "seq": 131072}, 77.1, 0.04),
+        ({"dp": 1, "cp": 8, "global_batch": 8, "seq": 262144}, 84.9, 0.12),
+    ],
+)
+def test_pipelines_of_405b_reserve_about_what_was_measured(changes, gib, near):
+    """benchmarks/llama3_h100_202412_torchtitan.md, tables 5 and 6: as many micro-batches as stages, then the default."""
+    plan = {**TITAN, "tp": 8, "pp": 8, "recompute": "full", "optimizer_kernel": "fused", "compile": "model", **changes}
+    found = train(model("meta-llama-3.1-405b"), validated(TrainingPlan, plan), gpu("h100-sxm-80gb"))
+    assert [len(memory.stage.layers) for memory in found.stages] == [15, *[16] * 6, 15]
+    most = max(found.totals_of(memory).reserved_bytes for memory in found.stages)
+    assert most == pytest.approx(gib * 2**30, rel=near)
+
+
+def test_experts_over_tensor_parallel_ranks_are_whole_and_as_many():
+    """DeepSeek-V2-Lite: the same bytes of experts a rank, in other shapes, and fewer tokens to each exchange."""
+    divided, whole = (
+        answer("deepseek-v2-lite", tp=2, dp=8, ep=4, ep_over_tp=over, recompute="selective") for over in (False, True)
+    )
+    assert divided.parameters_bytes == whole.parameters_bytes
+    assert whole.activations_bytes < divided.activations_bytes
+    for found in (divided, whole):
         assert found.breakdown.total == found.peak_bytes
         assert_formulas_hold(found.breakdown)
 
