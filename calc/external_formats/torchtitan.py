@@ -272,8 +272,8 @@ def write(writing: Writing) -> str:
     plan = writing.plan
     writing.only("implementation", "torchtitan")
     for name in (
-        "recipe zero seq micro_batch dp dp_replicate tp pp cp ep ep_over_tp recompute recompute_every optimizer reshard_after_forward compile float8 "
-        "float8_all_gather"
+        "recipe zero seq micro_batch dp dp_replicate tp pp cp ep ep_over_tp recompute recompute_every optimizer reshard_after_forward "
+        "compile float8 float8_all_gather"
     ).split():
         writing.say(name, None)
     model = next((pair for pair, known in _FLAVORS.items() if known == writing.model), None)

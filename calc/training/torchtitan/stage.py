@@ -71,7 +71,7 @@ def torchtitan_notes(plan: TrainingPlan, spec: ModelSpec) -> Iterator[str]:
         if plan.tp > 1:
             yield "experts next to tensor parallelism: by hand count of torchtitan's plan, which no trace was held against"
     if plan.pp > 1:
-        yield "pipeline: fsdp_reshard_after_forward is 'default': gathered weights, and all gradients in fp32, stay whole to the end of the step"
+        yield "pipeline: gathered weights and all gradients in fp32 stay whole to the end of the step (fsdp_reshard_after_forward: default)"
     if plan.cp > 1:
         yield "context parallelism: the keys and values that ring attention gathers for a while are not counted"
 
