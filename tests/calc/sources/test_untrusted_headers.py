@@ -17,7 +17,9 @@ from calc.sources.hub import Hub, HubId
 from calc.sources.hub_weights import find_on_hub
 from calc.sources.safetensors import parse_header, read_shards
 from calc.sources.stored import FROM_ELSEWHERE
+from tests.calc.sources.gguf_files import write_gguf
 from tests.calc.sources.hub_server import FakeHub, serving
+from tests.calc.sources.test_gguf import LLAMA, llama
 from tests.calc.sources.test_hub import CONFIG
 
 ID = HubId("owner/name")
@@ -209,6 +211,15 @@ def test_the_headers_of_all_shards_share_one_limit(server, hub, monkeypatch):
     found = find_on_hub(ID, True, hub)
     assert found.stored is None
     assert "the headers of all its files have more than 200 bytes" in found.notes[0]
+
+
+def test_the_pieces_of_a_gguf_header_count_against_the_same_limit(server, hub, monkeypatch, tmp_path):
+    server.files["a.gguf"] = write_gguf(tmp_path / "a.gguf", llama(), metadata=LLAMA).read_bytes()
+    named = HubId("owner/name", file="a.gguf")
+    assert find_on_hub(named, True, hub).stored
+    monkeypatch.setattr(hub_weights, "_MOST_OF_ONE_MODEL", 200)
+    with pytest.raises(InputError, match="more than 200 bytes"):
+        find_on_hub(named, True, hub)
 
 
 def test_one_header_is_understood_at_a_time(server, hub, monkeypatch):
