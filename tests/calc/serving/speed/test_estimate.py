@@ -78,6 +78,27 @@ def test_the_closed_form_agrees_with_the_simulator_at_saturation(engine, users):
     )  # the run's end, when slots fall idle, is in the simulator's
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+@pytest.mark.parametrize("users", [4, 16, 128])
+def test_equal_lengths_agree_with_the_simulator_per_token(engine, users):
+    """7 %: prompts that ended together come back in fuller steps than the closed form has with many users."""
+    asked = plan(engine=engine, concurrency=users, length_spread=0.0)
+    steps, rules = step_times(MODEL, asked, H100), rules_of(asked, H100)
+    requests = [Request(2048, 512, 0.0 if at < users else None, at % users) for at in range(10 * users)]
+    outcomes = simulate(requests, rules, steps).outcomes
+    tpot = sum(each.last - each.first for each in outcomes) / 511 / len(outcomes)
+    assert float(pace(load_of(asked, FREE, rules), rules, steps).tpot) == pytest.approx(tpot, rel=0.07)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.2, None])
+def test_a_steady_stream_waits_for_no_burst(spread):
+    for users in (8, np.array([2.0, 8.0, 64.0])):
+        steps, rules = step_times(MODEL, plan(), H100), rules_of(plan(), H100)
+        steady, burst = (pace(Load(users, 2048, 512, spread=spread, rounds=each), rules, steps) for each in (0, 2))
+        assert np.shape(steady.ttft) == np.shape(users)
+        assert np.all(steady.ttft < burst.ttft)
+
+
 def test_static_batches_waste_what_the_simulator_says():
     asked = plan(engine="sglang", concurrency=32, length_spread=0.5, batching="static")
     steps, rules, draw = step_times(MODEL, asked, H100), rules_of(asked, H100), random.Random(0)
