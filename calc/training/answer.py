@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from calc.breakdown import Breakdown, Component
+from calc.breakdown import Breakdown, Component, plain_label
 from calc.hardware import Gpu
 from calc.model.feed_forward import MoE
 from calc.model.spec import ModelSpec
@@ -59,6 +60,22 @@ class TrainingAnswer:
     def phase_parts(self) -> dict[str, dict[str, int]]:
         """The parts of each phase's highest point by name; they sum to `phases`."""
         return {phase: dict(self.worst.live_parts(phase, moment)) for phase, moment in self.worst.moments.items()}
+
+    def timeline(self) -> Iterator[tuple[str, dict[str, int]]]:
+        """The step of the stage that needs most, segment by segment: a name such as `backward, layer 3 of 32`, and the bytes of
+        each part at the segment's highest point."""
+        segments = self.worst.segments
+        layers = [index for index, each in enumerate(segments) if each.inside]
+        for phase, index, parts in self.worst.timeline():
+            if index < 0:
+                yield phase, parts
+                continue
+            at = (
+                f"layer {layers.index(index) + 1} of {len(layers)}"
+                if index in layers
+                else plain_label(segments[index].path[0])
+            )
+            yield f"{phase}, {at}", parts
 
     @property
     def parameters_bytes(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 from calc.model.spec import ModelSpec
 from calc.pipeline import weight_versions
@@ -28,6 +28,14 @@ _MOST_REPLAYS: Final = 4096
 _REPLAYS: dict[
     tuple[ModelSpec, TrainingPlan, int | None], int
 ] = {}  # a replay takes 10 to 100 ms: a page that moves asks again
+
+
+class Stop(NamedTuple):
+    """A point of the step: its phase, the index of the segment that runs (-1: none), the bytes of each part by name."""
+
+    phase: str
+    segment: int
+    parts: dict[str, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +135,22 @@ class StageMemory:
     def peak(self) -> tuple[str, Moment]:
         """The phase with the highest point."""
         return max(self.moments.items(), key=lambda item: item[1].bytes)
+
+    def timeline(self) -> Iterator[Stop]:
+        """The highest point of each segment, forward and back, between the passes before and the optimizer's step, in order."""
+        for found in self.shape.passes:
+            yield Stop(found.path[0], -1, dict(self.live_parts(found.path[0], Moment(0, -1))))
+        indices = range(len(self.segments))
+        for phase, order in (("forward", indices), ("backward", reversed(indices))):
+            ats = ["block", *(["before", "after"] if self.full_weights.active else [])]
+            for index in order:
+                moments = (
+                    dict(self.live_parts(phase, Moment(0, index, at)))
+                    for at in ats
+                    if (phase, at) != ("forward", "after")
+                )
+                yield Stop(phase, index, max(moments, key=lambda parts: sum(parts.values())))
+        yield Stop("step", -1, dict(self.live_parts("step", Moment(0, -1))))
 
     @property
     def replayed(self) -> int | None:

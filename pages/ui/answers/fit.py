@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import streamlit as st
@@ -14,6 +14,7 @@ from calc.commands import COMMANDS
 from calc.fit_matrix import Cell, Way, fit_matrix
 from calc.hardware import Gpu, gpus
 from calc.model.feed_forward import MoE
+from calc.model.spec import ModelSpec
 from pages.ui import charts, link, names, scenario, sidebar, widgets
 from pages.ui.answers import serving, training
 from pages.ui.appearance import CUSTOM
@@ -30,6 +31,7 @@ _DEVICES: Final = (
     "rtx-4090-24gb", "rtx-5090-32gb", "l40s-48gb", "a100-sxm-40gb", "a100-sxm-80gb", "h100-sxm-80gb", "h200-141gb",
     "b200-180gb", "mi300x-192gb",
 )  # fmt: skip
+_MODELS: Final = ("qwen3-4b", "meta-llama-3.1-8b", "gpt-oss-20b", "qwen3-30b-a3b", "meta-llama-3.1-70b")
 _TIGHT: Final = 0.93  # of the GPU's memory: above, the highest overheads that were reported may not fit
 
 
@@ -158,21 +160,27 @@ def _matrix(asked: Scenario, task: str, numbers: Numbers) -> None:
     known = gpus()
     mine = asked.subject.gpu
     devices = [known[name] for name in dict.fromkeys((*_DEVICES, *([mine] if mine != CUSTOM else [])))]
-    charts.title(
-        "Every way on every GPU: GiB on one, or how many GPUs it would take" if command == "train" else
-        "Every format on every GPU: GiB on one, or how many GPUs it would take"
-    )  # fmt: skip
+    ways = "ways" if command == "train" else "formats"
+    charts.title("What fits which GPU: GiB on one, or how many GPUs it would take")
+    rows = st.segmented_control(
+        "Rows", [ways, "models"], default=ways, key=f"rows {task}", label_visibility="collapsed"
+    )
     with complaints():
-        cells = fit_matrix(asked.spec(), _ways(asked, command), devices)
-        chosen = charts.matrix(
-            [_square(cell, numbers) for cell in cells], f"matrix {task}", f"Matrix of {len(cells)} cells: ways by GPUs"
-        )
+        if rows == "models":
+            with st.spinner(
+                "Working out every model …"
+            ):  # seconds the first time, for each step is played through the allocator
+                cells = [cell for spec, way in _models(asked, command) for cell in fit_matrix(spec, [way], devices)]
+        else:
+            cells = fit_matrix(asked.spec(), _ways(asked, command), devices)
+        said = f"Matrix of {len(cells)} cells: {rows or ways} by GPUs"
+        chosen = charts.matrix([_square(cell, numbers) for cell in cells], f"matrix {task} {rows}", said)
         st.caption(
             "Training on several GPUs is FSDP (ZeRO-3), serving tensor parallelism in one node. A click makes a cell the scenario."
         )
         if chosen and st.session_state.get("matrix taken") != chosen:
             st.session_state["matrix taken"] = chosen
-            _take_cell(next(cell for cell in cells if (cell.way.name, _heading(cell.gpu)) == chosen))
+            _take_cell(next(cell for cell in cells if (_square(cell, numbers).row, _heading(cell.gpu)) == chosen))
             st.rerun()
 
 
@@ -185,6 +193,16 @@ def _ways(asked: Scenario, command: Literal["train", "serve"]) -> Sequence[Way]:
     return [Way(name, command, {**base, **settings_of(name, experts)}) for name in ways_of(command)]
 
 
+def _models(asked: Scenario, command: Literal["train", "serve"]) -> Iterator[tuple[ModelSpec, Way]]:
+    """The scenario's own way for each of a few models, the scenario's among them; the name of a way is the model's id."""
+    plan, way = COMMANDS[command].plan, way_of(asked)
+    mine = asked.subject.model
+    for name in dict.fromkeys((*([mine] if mine in catalogue() else []), *_MODELS)):
+        values = asked.of(plan).model_dump() | (settings_of(way, _has_experts(name)) if way else {})
+        kept = {field: value for field, value in values.items() if field not in scenario.SPREAD}
+        yield load(name), Way(name, command, kept)
+
+
 def _heading(gpu: Gpu) -> str:
     """The GPU's name on two lines."""
     name = names.DEVICES[gpu.name].split(" ", 1)[1].removeprefix("GeForce ").removeprefix("Instinct ")
@@ -194,7 +212,7 @@ def _heading(gpu: Gpu) -> str:
 
 
 def _square(cell: Cell, numbers: Numbers) -> charts.Square:
-    row, column = cell.way.name, _heading(cell.gpu)
+    row, column = names.MODELS.get(cell.way.name, cell.way.name), _heading(cell.gpu)
     if cell.needed is None and cell.count is None:
         return charts.Square(row, column, "–", "unknown", cell.why)
     needed = numbers.show(cell.needed) if cell.needed is not None else "more than one GPU"
@@ -217,7 +235,11 @@ def _short(text: str) -> str:
 
 
 def _take_cell(cell: Cell) -> None:
-    values = {**preset_values(cell.way.name, scenario.current().model), "gpu": cell.gpu.name}
+    of_model = cell.way.name in catalogue()
+    chosen = {"model": cell.way.name} if of_model else preset_values(cell.way.name, scenario.current().model)
+    if of_model and (way := way_of(scenario.current())):
+        chosen |= preset_values(way, cell.way.name)
+    values = {**chosen, "gpu": cell.gpu.name}
     if cell.way.command == "train":
         values |= {"layout": "auto", "gpus": cell.count or 1}
     else:

@@ -70,13 +70,24 @@ def glance(asked: Scenario, numbers: Numbers) -> None:
 
 
 def through_the_step(answer: TrainingAnswer, numbers: Numbers, _: Scenario) -> None:
-    """The highest point of each phase on the stage that needs most."""
-    rows = {
-        phase: parts.ordered((parts.name_of(name), size) for name, size in found.items())
-        for phase, found in answer.phase_parts.items()
-    }
-    charts.title("The highest point of each phase, allocated by PyTorch")
+    """Memory through the step on the stage that needs most: the highest point of each segment, and of each phase."""
+    stops = [(name, _named(found)) for name, found in answer.timeline()]
+    phases = list(dict.fromkeys(name.partition(",")[0] for name, _ in stops))
+    charts.title("Allocated by PyTorch while each layer runs: " + ", then ".join(phases))
+    overhead = sum(answer.overhead)
+    limit = limit_of(answer)
+    said = f"Memory through the step, in {len(stops)} stops; the highest is {numbers.show(answer.peak_bytes)}, in the {answer.peak_phase}"
+    charts.areas(
+        stops, "bytes", numbers, "through the step", said,
+        Limit("the GPU's memory without overhead", limit.value - overhead) if limit else None,
+    )  # fmt: skip
+    rows = {phase: _named(found) for phase, found in answer.phase_parts.items()}
+    charts.title("The highest point of each phase")
     charts.stacked(rows, "bytes", numbers, "phases", f"Peak of each phase: {', '.join(rows)}")
+
+
+def _named(found: Mapping[str, int]) -> parts.Parts:
+    return parts.ordered((parts.name_of(name), size) for name, size in found.items())
 
 
 AGAINST: Final[Mapping[str, Callable[[TrainingPlan], list[dict[str, Any]]]]] = {
