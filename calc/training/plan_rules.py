@@ -111,8 +111,8 @@ _TORCHTITAN_RULES: tuple[Rule, ...] = (
     ),
 )
 
-# litgpt trains in one 16-bit format (bf16-true), and adapts queries, keys and values of its fused projection.
-_LITGPT_TARGETS = {"query", "key", "value"}
+# litgpt trains in one 16-bit format (bf16-true), and adapts what it names query, key, value, projection, mlp and head.
+_LITGPT_TARGETS = {"query", "key", "value", "projection", "mlp", "head"}
 
 
 def _litgpt(breaks: Callable[[PlanFields], bool], message: str) -> Rule:
@@ -133,7 +133,8 @@ _LITGPT_RULES: tuple[Rule, ...] = (
     ),
     _litgpt(
         lambda plan: not {*plan.lora_targets} <= _LITGPT_TARGETS,
-        "lora_targets: {lora_targets} must be among query, key and value with implementation 'litgpt'; left out: query,value",
+        "lora_targets: {lora_targets} must be among query, key, value, projection, mlp and head with implementation 'litgpt'; left out: "
+        "query,value",
     ),
 )
 

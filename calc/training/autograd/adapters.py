@@ -17,7 +17,8 @@ VARIANTS: Final = (
 
 
 def adapted(t: Tape, x: Value, y: Value, shape: tuple[Dim, Dim], name: str, lora: Lora, bias: bool) -> Value:
-    """peft's Linear on x, where the layer itself gives y: y + B(A(x in fp32)) * scaling, cast back to y's format.
+    """peft's Linear on x, where the layer itself gives y: y + B(A(x in fp32)) * scaling, cast back to y's format; litgpt's LoRALinear,
+    whose adapters have y's format, next to quantised weights too.
 
     `shape` are the layer's input and output features; DoRA takes the layer's `bias` off y first.
     """
@@ -26,7 +27,7 @@ def adapted(t: Tape, x: Value, y: Value, shape: tuple[Dim, Dim], name: str, lora
     down = Weight(f"{name}_lora_A", r * inputs, True, lora.width)  # autocast's copies are told apart by these names
     up = Weight(f"{name}_lora_B", out * r, True, lora.width)
     with t.part(f"{name}_adapter"):
-        if lora.quantised:
+        if lora.quantised and not lora.litgpt:
             return _next_to_quantised(t, x, y, (down, up), r, out, lora)
         wide = ops.dropout(t, ops.cast(t, x, lora.width, "adapter_input"), lora.dropout, "adapter_dropped")
         if lora.magnitude:

@@ -157,8 +157,11 @@ class Builder:
             y = quantised_linear(self.tape, x, self.weight(*matrices), out, name, lora)
         else:
             y = ops.linear(self.tape, x, self.weight(*matrices), out, name, bias)
-        if (
-            lora and matrices and not lora.litgpt and lora.takes(self.modules, module)
-        ):  # no weight: it is an earlier layer's
+        takes = lora is not None and (
+            lora.litgpt_adapts(matrices[0].name if matrices else "")
+            if lora.litgpt
+            else lora.takes(self.modules, module)
+        )
+        if lora and matrices and takes:  # no weight: it is an earlier layer's
             return adapted(self.tape, x, y, (matrices[0].shape[1], out), name, lora, bias is not None)
         return scaled(self.tape, y, name) if lora and lora.scales and not self.settings.frozen else y

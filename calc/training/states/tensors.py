@@ -147,6 +147,11 @@ class Lora:
         wanted = (self.targets or ("query", "value")) if self.adapter == "lora" else ()
         return [heads * mixer.head_dim for name, heads in named if name in wanted]
 
+    def litgpt_adapts(self, name: str) -> bool:
+        """Whether litgpt adapts a linear layer outside its fused projection, by the name of its weight."""
+        place = {"output": "projection", "head": "head"}.get(name, "mlp")
+        return self.litgpt and self.adapter == "lora" and place in self.targets
+
     @property
     def scales(self) -> bool:
         """Whether each linear layer has a bias and a scale that train, and norms train."""
@@ -232,7 +237,7 @@ def _adapters(parts: tuple[Part, ...], lora: Lora) -> Iterator[Tensor]:
 
 
 def _litgpt_adapters(layer: Layer, lora: Lora) -> Iterator[Tensor]:
-    """lora_A and lora_B of a layer's fused projection (litgpt/lora.py, LoRAQKVLinear)."""
+    """lora_A and lora_B of a layer's fused projection (litgpt/lora.py, LoRAQKVLinear), and of its other linear layers (LoRALinear)."""
     assert isinstance(layer.mixer, Attention)
     outputs = lora.litgpt_outputs(layer.mixer)
     rows = (("lora_A", lora.rank * len(outputs), layer.mixer.hidden_size), ("lora_B", sum(outputs), lora.rank))
@@ -240,6 +245,22 @@ def _litgpt_adapters(layer: Layer, lora: Lora) -> Iterator[Tensor]:
         place = ("attention", "adapters", "qkv", name)
         numbers = (("d_1", first), ("d_2", rest))
         yield Tensor(place, 1, first, rest, "<d_1>", "<d_2>", numbers, "/".join(place), matrix=True, adapter=lora.width)
+    for part in layer.parts:
+        for weight in part.weights:
+            if weight.matmul and weight.name not in ("query", "key", "value"):
+                yield from _pair(part.name, weight, lora)
+
+
+def _pair(part: str, weight: Weight, lora: Lora) -> Iterator[Tensor]:
+    """lora_A and lora_B next to one linear layer of litgpt's, if it is adapted."""
+    output, inputs = (dimension.size for dimension in weight.shape)
+    for name, first, rest in (("lora_A", lora.rank, inputs), ("lora_B", output, lora.rank)):
+        if lora.litgpt_adapts("head" if part == "head" else weight.name):
+            place = (part, "adapters", weight.name, name)
+            numbers = (("d_1", first), ("d_2", rest))
+            yield Tensor(
+                place, 1, first, rest, "<d_1>", "<d_2>", numbers, "/".join(place), matrix=True, adapter=lora.width
+            )
 
 
 def _group(
@@ -346,6 +367,7 @@ def _end(spec: ModelSpec, parts: tuple[Part, ...], tp: int, lora: Lora | None) -
     if lora.quantised:
         tensors = [replace(t, quantised=lora.base) if t.path[0] == "head" and t.rest > 1 else t for t in tensors]
     tensors = [*_scaled(tensors, lora)] if lora.scales else tensors
+    tensors += [adapter for weight in spec.head if weight.matmul for adapter in _pair("head", weight, lora)]
     return Tensors(found.path, (*tensors, *(_prompts(spec, lora) if lora.prompts else ())))
 
 

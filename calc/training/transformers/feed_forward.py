@@ -62,7 +62,7 @@ _COMPOSED = {
 
 def activate(b: Builder, x: Value, name: str) -> Value:
     """The activation function: one operator that saves its input (silu, gelu) or its result (relu), or a composition."""
-    if name in _COMPOSED:
+    if name in _COMPOSED and not b.settings.litgpt:  # litgpt has PyTorch's own, tanh and all
         return _COMPOSED[name](b, x)
     return ops.unary(b.tape, x, "activated", "result" if name == "relu" else "input")
 
@@ -77,7 +77,7 @@ def mlp(b: Builder, x: Value, module: MLP) -> Value:
     names = module.modules
     if not module.gated:
         inner = activate(b, b.linear(x, by_name["up"], f, "up", names[1]), module.activation)
-    elif names[0] == names[1]:
+    elif names[0] == names[1] and not b.settings.litgpt:  # litgpt has them apart
         both = b.linear(x, (*by_name["gate"], *by_name["up"]), dim("2", 2) * f, "gate_up", names[0])
         gate, up = ops.split(t, both, [f, f])
         del both

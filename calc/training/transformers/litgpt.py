@@ -139,6 +139,8 @@ def head_and_loss(b: Builder, x: Value, weight: Weight, vocabulary: Dim) -> Valu
         else:
             logits = ops.linear(t, blank, replace(weight, trains=False), vocabulary, "logits")
         shifted = []
+        if lora and lora.litgpt_adapts("head"):
+            shifted = _head_update(b, x, vocabulary, chunk, lora)
         if lora and lora.scales:
             shifted = [t.like(logits, "shifted")]
             logits = t.like(logits, "scaled")
@@ -148,15 +150,39 @@ def head_and_loss(b: Builder, x: Value, weight: Weight, vocabulary: Dim) -> Valu
         out = t.new("loss", ONE, FIXED, logits.bytes)
 
     meta = (x.dim, x.extent, x.bytes)
+    adapters = _head_adapters(x, vocabulary, lora) if lora and lora.litgpt_adapts("head") else ()
+    chunks = 3 if adapters else 2  # the update's gradient is scaled
 
     def backward(g: Value, *saved: Value) -> tuple[Value]:
         made = t.new("gradient", *meta)
-        parts = [t.new("chunk_gradient", chunk, FIXED, meta[2]) for _ in range(2)]
+        parts = [t.new("chunk_gradient", chunk, FIXED, meta[2]) for _ in range(chunks)]
         parts.clear()
         if weight.trains:
             ops.weight_gradient(t, weight)
+        for adapter in adapters:
+            ops.weight_gradient(t, adapter)
         return (made,)
 
     kept = [log, labels, *shifted, *([x] if weight.trains or (lora and lora.keeps_input) else [])]
     t.record([x], out, kept, backward)
     return out
+
+
+def _head_adapters(x: Value, vocabulary: Dim, lora: Lora) -> tuple[Weight, Weight]:
+    rank = dim("r", lora.rank)
+    return (
+        Weight("head_lora_A", rank * x.dim, True, lora.width),
+        Weight("head_lora_B", rank * vocabulary, True, lora.width),
+    )
+
+
+def _head_update(b: Builder, x: Value, vocabulary: Dim, chunk: Dim, lora: Lora) -> list[Value]:
+    """What the head's adapter keeps of all chunks: the dropped input with its mask, and A's outputs. Of a chunk its logits without the
+    update and the update, before and after scaling, live while they are added."""
+    t = b.tape
+    with t.part("adapter"):
+        kept = [t.like(x, "adapter_dropped"), t.like(x, "adapter_dropped_mask", 1)] if lora.dropout else [t.view(x)]
+        kept.append(t.new("lora_A", dim("r", lora.rank), x.extent, x.bytes))
+        passing = [t.new(name, chunk, FIXED, x.bytes) for name in ("plain", "update", "scaled")]
+        passing.clear()
+    return kept

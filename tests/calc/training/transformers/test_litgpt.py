@@ -7,6 +7,7 @@ import pytest
 from calc.errors import InputError, validated
 from calc.model.config import from_config
 from calc.training import TrainingPlan, train
+from calc.units import round_up
 from tests.calc.training.models import model
 from tests.latex import assert_formulas_hold
 
@@ -27,6 +28,37 @@ def test_the_adapters_are_as_many_as_litgpt_prints(name, trainable):
 def test_all_three_projections_are_adapted_where_asked():
     asked = train(model("llama-2-7b"), TrainingPlan(**PLAN, lora_targets="query,key,value"))
     assert asked.gradients_bytes == 2 * TRAINABLE["llama-2-7b"] * 3 // 2
+
+
+@pytest.mark.parametrize(("name", "rank"), [("llama-2-7b", 8), ("meta-llama-3-8b", 32)])
+def test_projection_mlp_and_head_get_adapters_of_their_own(name, rank):
+    """LoRALinear: r (in + out) numbers each; of a token a dropped input with its mask and A's output."""
+    spec, plan = model(name), {**PLAN, "lora_rank": rank, "lora_dropout": 0.05, "lora_targets": "query,key,value"}
+    more = {**plan, "lora_targets": "query,key,value,projection,mlp,head"}
+    some, every = (train(spec, validated(TrainingPlan, each)) for each in (plan, more))
+    layer = spec.layers.kinds[0]
+    h, f, vocabulary = spec.hidden_size, layer.feed_forward.intermediate_size, spec.vocab_size
+    adapters = spec.num_hidden_layers * rank * (2 * h + 3 * (h + f)) + rank * (h + vocabulary)
+    assert every.gradients_bytes - some.gradients_bytes == 2 * adapters
+    kept = every.worst.segments[5].bytes.kept - some.worst.segments[5].bytes.kept
+    low = round_up(2 * rank * 1304, 512)
+    assert kept == 1304 * 3 * (3 * h + f) + 4 * low
+    head = every.worst.segments[-1].bytes.kept - some.worst.segments[-1].bytes.kept
+    assert head == 1304 * 3 * h + low
+    assert every.breakdown.total == every.peak_bytes
+    assert_formulas_hold(every.breakdown)
+
+
+def test_litgpts_gelu_is_one_operator_that_keeps_its_input():
+    """Phi-2, whose transformers class composes it of eight."""
+    plan = {"seq": 512, "method": "lora", "lora_rank": 8}
+    own = train(model("phi-2"), validated(TrainingPlan, {**plan, "implementation": "litgpt"}))
+    composed = train(model("phi-2"), validated(TrainingPlan, {**plan, "lora_targets": "q_proj,v_proj"}))
+    kept = []
+    for found in (own, composed):
+        parts = {part.name: part for part in found.worst.segments[5].kept()}
+        kept.append(parts["mlp"].total)
+    assert kept == [2 * 512 * 10240, 4 * 2 * 512 * 10240]
 
 
 def test_a_layer_keeps_what_its_fused_projection_and_its_padded_update_need():
