@@ -70,7 +70,8 @@ def _scheme(fields: Fields, packing: str) -> Scheme | None:
         return _float(bits, rows, columns, inputs, static, packing, group_of(own, "group_size", default=0))
     packed = packing in ("pack-quantized", "marlin-24") or (not packing and bits < 8)
     zero = 0 if flag_of(own, "symmetric", True) else (bits if packed else 8)
-    scheme = schemes.integers(bits, rows, columns, zero_bits=zero, dynamic=bool(inputs))
+    stored = 8 if packing == "int-quantized" else bits  # a byte a value, however few bits it uses
+    scheme = schemes.integers(stored, rows, columns, zero_bits=zero, dynamic=bool(inputs))
     if packed:
         scheme = scheme.with_tensors(_SHAPE)
     if own.data.get("actorder") in ("group", True):
@@ -85,8 +86,7 @@ def _float(bits: int, rows: int, columns: int, inputs: dict[str, Any], static: b
         return schemes.nvfp4(inputs=bool(inputs), size=size or 16)
     if packing.startswith("mxfp8") or (bits == 8 and size == 32):
         return schemes.mx(8, compute=("fp8",) if inputs else schemes.BF16_COMPUTE)
-    blocks = rows > 1
-    return schemes.fp8(rows, columns, scale_bits=32 if blocks else 16, static=static, weight_only=not inputs)
+    return schemes.fp8(rows, columns, scale_bits=16, static=static, weight_only=not inputs)
 
 
 def _cells(fields: Fields) -> tuple[int, int]:

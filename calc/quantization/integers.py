@@ -153,12 +153,16 @@ def hqq(fields: Fields, config: Mapping[str, Any]) -> Quantization:
         if size > 0
         else (Tensor("scales", 16, 1, 0), Tensor("zeros", 16, 1, 0))
     )
+    values = schemes.values(bits)
+    if bits == 3 and size > 0:  # ten groups lie in as many 32-bit words as a group has values
+        values = Tensor("", 32 * size, flat=10 * size)
     scheme = Scheme(
         f"hqq-int{bits}",
-        (schemes.values(bits), *pair),
+        (values, *pair),
         schemes.BF16_COMPUTE,
         "HQQ: half-quadratic quantisation",
         "https://mobiusml.github.io/hqq_blog/",
+        value_bits=bits,
     )
     return Quantization("hqq", scheme, wide(modules(fields, "skip_modules")))
 
@@ -196,6 +200,8 @@ _TORCHAO = (
     ("int8weightonly", 8, 1, 0, False),
     ("int8dynamicactivationint8", 8, 1, 0, True),
     ("int8dynamicactivationint4", 4, 1, -1, False),
+    ("int8dynamicactivationintx", 8, 1, -1, True),  # a byte a value, however few bits it uses
+    ("intxweightonly", 8, 1, -1, False),
     ("float8", 8, 1, 0, True),
 )
 
@@ -210,12 +216,12 @@ def torchao(fields: Fields, config: Mapping[str, Any]) -> Quantization:
     if isinstance(fields.data.get("quant_type_kwargs"), dict):
         arguments = fields.data["quant_type_kwargs"]
     own = Fields(arguments if isinstance(arguments, dict) else {}, fields.name("quant_type"))
-    size = group_of(own, "group_size", default=128)
     letters = name.lower().replace("_", "")
+    size = _torchao_group(own, letters)
     row = next((row for row in _TORCHAO if letters.startswith(row[0])), None)
     if row is None:
         raise InputError.of(
-            fields.name("quant_type"), name, "it must begin with int4, int8 or float8, as torchao names it"
+            fields.name("quant_type"), name, "it must begin with int4, int8, intx or float8, as torchao names it"
         )
     _, bits, rows, columns, quick = row
     url = "https://github.com/pytorch/ao"
@@ -223,10 +229,25 @@ def torchao(fields: Fields, config: Mapping[str, Any]) -> Quantization:
         scheme = schemes.fp8(1 if "row" in str(arguments).lower() else 0, 0, weight_only="weightonly" in letters)
     else:
         zeros = 16 if bits == 4 and not letters.startswith("int8dyn") else 0
-        scheme = schemes.integers(bits, rows, size if columns < 0 else columns, zero_bits=zeros, dynamic=quick)
+        scale = 16
+        if bits == 8 and (columns < 0 or (isinstance(data, dict) and data.get("_version") == 2)):
+            zeros, scale = 8, 16 if columns < 0 else 32  # a zero of each scale, also where the values are symmetric
+        columns = size if columns < 0 else columns
+        scheme = schemes.integers(bits, rows, columns, scale_bits=scale, zero_bits=zeros, dynamic=quick)
     scheme = replace(scheme, source=f"torchao: {name[:60]}", url=url)
     roles = LINEAR | _ENDS if flag_of(fields, "include_input_output_embeddings", False) else LINEAR
     return Quantization("torchao", scheme, wide(modules(fields, "modules_to_not_convert")), roles)
+
+
+def _torchao_group(own: Fields, letters: str) -> int:
+    """The inputs of a group: `group_size`, or that of `weight_granularity` or `granularity`, whose class may also be a row's."""
+    for key in ("weight_granularity", "granularity"):
+        given = own.data.get(key)
+        if "intx" in letters and isinstance(given, dict):
+            inside = given.get("_data")
+            nested = Fields(inside if isinstance(inside, dict) else {}, own.name(key))
+            return group_of(nested, "group_size", default=-1)
+    return group_of(own, "group_size", default=128)
 
 
 def bitnet(fields: Fields, config: Mapping[str, Any]) -> Quantization:

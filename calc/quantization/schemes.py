@@ -54,11 +54,12 @@ class Scheme:
     source: str
     url: str = ""
     assumes: tuple[str, ...] = ()
+    value_bits: int = 0  # of one value, where a cell of the first tensor holds several
 
     @property
     def bits(self) -> int:
         """Bits of one value, scales left out."""
-        return self.tensors[0].bits
+        return self.value_bits or self.tensors[0].bits
 
     def with_tensors(self, *more: Tensor) -> Scheme:
         return replace(self, tensors=(*self.tensors, *more))

@@ -49,3 +49,23 @@ def test_deepseek_v3s_fp8_files_are_the_class_and_its_prediction_layer():
     width = config["hidden_size"]
     found = whole + one + 2 * (2 * width * width + 2 * width)
     assert 0 < 688_586_727_753 - found < 163 * 150_000
+
+
+TOOLS = json.loads((Path(__file__).parent / "quantizer_bytes.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("row", TOOLS["rows"], ids=[row["name"] for row in TOOLS["rows"]])
+def test_stored_bytes_are_those_that_the_tools_own_quantizer_saves(row):
+    """bitsandbytes, transformers, compressed-tensors, torchao and HQQ, each of which wrote the declaration too. `beside` are the bytes of
+    what describes a layer in text, which is no tensor of the model."""
+    config = {"architectures": ["LlamaForCausalLM"], **TOOLS["shape"], "dtype": "bfloat16"}
+    answer = parameters(from_config({**config, "quantization_config": row["declared"]}))
+    assert answer.stored_bytes + row.get("beside", 0) == row["bytes"]
+
+
+@pytest.mark.parametrize(("name", "bits"), [("hqq 3 bits 64", 3), ("compressed-tensors W4A16", 4)])
+def test_a_formats_bits_are_those_of_one_value(name, bits):
+    declared = next(row["declared"] for row in TOOLS["rows"] if row["name"] == name)
+    spec = from_config({"architectures": ["LlamaForCausalLM"], **TOOLS["shape"], "quantization_config": declared})
+    assert spec.quantization is not None
+    assert spec.quantization.scheme.bits == bits
