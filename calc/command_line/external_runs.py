@@ -37,7 +37,7 @@ def from_(argv: Sequence[str]) -> str:
         raise InputError.of(
             "--format", form, f"it must be one of table, json{'' if form not in FORMATS else ' for this answer'}"
         )
-    scenario = read(_text_of(words), own.get("--as"), _gpus(own.get("--gpus")))
+    scenario = read(_text_of(words), own.get("--as"), _gpus(own.get("--gpus")), _folder_of(words))
     if form == "json":
         return json.dumps(scenario.as_json(), indent=1)
     rows = [("tool", scenario.tool), ("model", scenario.model or "unknown")]
@@ -90,6 +90,12 @@ def _text_of(words: Sequence[str]) -> str:
     if not any(one.isspace() for one in only):
         raise InputError.of("FILE", only, "there is no such file; a command is given with its flags")
     return only
+
+
+def _folder_of(words: Sequence[str]) -> Path:
+    """Where the files that a run names are looked for: next to its file, else where the command is given."""
+    alone = len(words) == 1 and "\0" not in words[0] and len(words[0]) < 4096 and os.path.lexists(words[0])
+    return Path(words[0]).parent if alone else Path()
 
 
 def _decoded(data: bytes, name: str) -> str:

@@ -21,6 +21,7 @@ from calc.external_formats.draft import (
     text,
     truth,
 )  # fmt: skip
+from calc.external_formats.named_files import take_file
 
 
 def _type(draft: Draft, value: Any) -> str:
@@ -101,7 +102,7 @@ def _config_file(draft: Draft, value: Any) -> str:
     path = text(value)
     name = path.rsplit("/", 1)[-1]
     if "accelerate_configs/" not in path or name not in _SHIPPED:
-        raise NotSaid("a file of its own, which is not opened; read it by itself")
+        return take_file(draft, value, SETTINGS)
     zero, program = _SHIPPED[name]
     draft.plan["zero"] = zero
     draft.facts[program] = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from calc.commands import word
@@ -31,6 +32,8 @@ class Draft:
     understood: list[str] = field(default_factory=list)
     not_understood: list[str] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
+    folder: Path | None = None  # of the run, whose files may be opened; None: none is
+    opened: list[str] = field(default_factory=list)
 
     def assume(self, name: str, value: object, reason: str) -> None:
         """Give a field a value that the text leaves open, unless it has one."""

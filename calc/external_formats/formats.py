@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Final
 
 from pydantic import BaseModel
@@ -14,7 +15,7 @@ from calc.commands import COMMANDS, command_line, flag
 from calc.errors import InputError, validated
 from calc.external_formats.detection import command_of, tool_of
 from calc.external_formats.documents import flattened, parse
-from calc.external_formats.draft import Draft, take
+from calc.external_formats.draft import Draft, Table, take
 from calc.external_formats.launchers import read_command
 from calc.external_formats.models import resolve
 from calc.external_formats.writing import Writing
@@ -81,10 +82,11 @@ class Scenario:
         return made | ({"model_config": dict(self.model_config)} if self.model_config else {})
 
 
-def read(text: str, tool: str | None = None, gpus: int | None = None) -> Scenario:
+def read(text: str, tool: str | None = None, gpus: int | None = None, folder: Path | None = None) -> Scenario:
     """The scenario of a command line or of a config file's text.
 
-    `tool` is a name of TOOLS, None to find it out; `gpus` says how many GPUs where the text does not. InputError when the text is of
+    `tool` is a name of TOOLS, None to find it out; `gpus` says how many GPUs where the text does not. Files that the run names are
+    opened where they lie in `folder` under a plain name; without one they are named alone. InputError when the text is of
     no known tool, is none of that tool, or describes what the rules of a plan refuse.
     """
     if tool is not None and tool not in TOOLS:
@@ -94,24 +96,30 @@ def read(text: str, tool: str | None = None, gpus: int | None = None) -> Scenari
     line = None if text.lstrip()[:1] in ("{", "[") else command_of(text, tool)
     if line:
         name, words, variables = line
-        draft = _draft(name, gpus)
+        draft = _draft(name, gpus, folder)
         read_command(draft, _module(name), words, variables)
         if re.search(r"(?m)^[ \t]*(if|case|for|while)\b", text):
             draft.assumed.append("conditions and loops of the script are not evaluated: every branch is read")
     else:
         kind, data = parse(text)
-        draft = _draft(tool or tool_of(kind, data, TOOLS), gpus)
+        draft = _draft(tool or tool_of(kind, data, TOOLS), gpus, folder)
         take(draft, _module(draft.tool).SETTINGS, flattened(data, whole=frozenset({"deepspeed"})))
         if not draft.understood:
             raise InputError(f"text: nothing in it is a setting of {draft.tool}", "text")
     return _finished(draft)
 
 
-def _draft(name: str, gpus: int | None) -> Draft:
-    draft = Draft(name, TOOLS[name].command)
+def _draft(name: str, gpus: int | None, folder: Path | None) -> Draft:
+    draft = Draft(name, TOOLS[name].command, folder=folder)
     if gpus is not None:
         draft.facts["gpus"] = gpus
     return draft
+
+
+def settings_of(name: str) -> Table:
+    """What a tool's config file may hold."""
+    table: Table = _module(name).SETTINGS
+    return table
 
 
 def _module(name: str) -> Any:

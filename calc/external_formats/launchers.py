@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from calc.errors import InputError
 from calc.external_formats.detection import PROGRAMS
-from calc.external_formats.draft import Bad, Draft, Setting, named, states, take, whole
+from calc.external_formats.draft import Bad, Draft, NotSaid, Setting, named, states, take, whole
 from calc.external_formats.draft import text as text_of
+from calc.external_formats.named_files import take_file
 from calc.external_formats.shell import options
 
 _TORCHRUN: Final[Mapping[str, Setting]] = {
@@ -116,9 +117,23 @@ def _bare(draft: Draft, word: str) -> None:
     elif word.endswith(".py"):
         draft.not_understood.append(f"{word}: a script, which is not opened")
     elif word.endswith((".yaml", ".yml", ".json", ".toml")):
-        draft.not_understood.append(f"{word}: a file of its own, which is not opened; read it by itself")
+        _named_file(draft, word)
     else:
         draft.not_understood.append(f"{word[:160]}: not a setting known here")
+
+
+def _named_file(draft: Draft, word: str) -> None:
+    """A file of the tool's settings that stands alone (axolotl train FILE); named where it is not opened."""
+    try:
+        take_file(draft, word, _table_of(draft.tool), whole=frozenset({"deepspeed"}))
+    except NotSaid as reason:
+        draft.not_understood.append(f"{word}: {reason}")
+
+
+def _table_of(tool: str) -> Mapping[str, Setting]:
+    from calc.external_formats.formats import settings_of
+
+    return settings_of(tool)
 
 
 _VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
@@ -132,7 +147,7 @@ def _environment(draft: Draft, variables: Mapping[str, str]) -> None:
                 draft.facts["gpus"] = len(value.split(","))
                 draft.understood.append(f"{name}={value}: GPUs {draft.facts['gpus']}")
         elif name == "CONFIG_FILE" and draft.tool == "torchtitan":
-            draft.not_understood.append(f"{name}={value}: a file of its own, which is not opened; read it by itself")
+            _named_file(draft, value)
         elif name == "NGPU" and value.isdigit():
             draft.facts.setdefault("gpus", whole(value))
             draft.understood.append(f"NGPU={value}: GPUs {value}")

@@ -22,6 +22,7 @@ from calc.external_formats.draft import (
     truth,
     whole,
 )  # fmt: skip
+from calc.external_formats.named_files import take_file
 from calc.external_formats.writing import Writing, note_rest
 
 # name and flavor of a model as the catalogue has it (torchtitan/models/*/__init__.py)
@@ -177,7 +178,7 @@ SETTINGS: Final[Table] = {
         "model.print-after-conversion model.tokenizer-path profiling.profiler-active training.seed training.deterministic "
         "lr-scheduler.decay-style fault-tolerance.enable"
     ),
-    "job.config-file": refuses("a file of its own, which is not opened; read it by itself"),
+    "job.config-file": Setting(lambda draft, value: take_file(draft, value, SETTINGS)),
 }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from calc.external_formats.draft import Draft, NotSaid, Setting, ignores, named, one_of, refuses, sets, states, truth
+from calc.external_formats.draft import Draft, Setting, ignores, named, one_of, refuses, sets, states, truth
 
 OPTIMIZERS: Final = {
     "adamw_torch": ("adamw", "foreach"), "adamw_torch_fused": ("adamw", "fused"), "adamw_hf": ("adamw", "loop"),
@@ -62,6 +62,7 @@ def deepspeed_file(draft: Draft, value: Any) -> str:
     from calc.external_formats import deepspeed
     from calc.external_formats.documents import flattened
     from calc.external_formats.draft import take
+    from calc.external_formats.named_files import take_file
 
     name = str(value).rsplit("/", 1)[-1]
     if name in SHIPPED:
@@ -81,7 +82,7 @@ def deepspeed_file(draft: Draft, value: Any) -> str:
         draft.facts["deepspeed"] = True
         return "DeepSpeed, as follows"
     draft.facts["deepspeed"] = True
-    raise NotSaid("a file of its own, which is not opened; read it by itself for ZeRO's stage and offloading")
+    return take_file(draft, value, deepspeed.SETTINGS)
 
 
 TRAINING_ARGUMENTS: Final = {

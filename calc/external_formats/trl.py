@@ -9,7 +9,6 @@ from calc.external_formats import accelerate, trainer
 from calc.external_formats.draft import (
     NO_EFFECT,
     Draft,
-    NotSaid,
     Setting,
     Table,
     ignores,
@@ -26,6 +25,7 @@ from calc.external_formats.draft import (
     whole,
 )  # fmt: skip
 from calc.external_formats.draft import names as names_of
+from calc.external_formats.named_files import take_file
 from calc.external_formats.writing import Writing, left_over
 
 _DTYPES: Final = {
@@ -45,7 +45,13 @@ def _launched_with(draft: Draft, value: Any) -> str:
         return "zero 3"
     if name in ("single_gpu", "multi_gpu"):
         return "zero 0"
-    raise NotSaid("a file of its own, which is not opened; read it by itself")
+    from calc.external_formats import accelerate
+
+    return take_file(draft, value, accelerate.SETTINGS)
+
+
+def _config(draft: Draft, value: Any) -> str:
+    return take_file(draft, value, SETTINGS)
 
 
 def _generations(draft: Draft, value: Any) -> str:
@@ -91,7 +97,7 @@ SETTINGS: Final[Table] = {
     ),
     "loss-type": refuses("the loss of the objective is TRL's default"),
     "assistant-only-loss": Setting(lambda draft, value: NO_EFFECT, is_switch=True),
-    "config": refuses("a file of its own, which is not opened; read it by itself"),
+    "config": Setting(_config),
     **ignores(
         "lora-alpha lora-task-type reward-funcs temperature top-p top-k eos-token pad-token label-smoothing dataset-kwargs "
         "max-grad-norm epsilon epsilon-high scale-rewards reward-weights num-iterations vllm-server-host vllm-server-port "

@@ -10,6 +10,7 @@ from calc.external_formats.draft import (
     Draft,
     NotSaid,
     Setting,
+    Table,
     adapters,
     ignores,
     is_model,
@@ -23,6 +24,7 @@ from calc.external_formats.draft import (
     switches,
     truth,
 )  # fmt: skip
+from calc.external_formats.named_files import take_file
 from calc.external_formats.writing import Writing, flags, left_over
 
 WEIGHTS: Final = {
@@ -78,7 +80,7 @@ def _images(draft: Draft, value: Any) -> str:
     return f"images {images}"
 
 
-SETTINGS: Final = {
+SETTINGS: Final[Table] = {
     **named("model model-tag", is_model()),
     **named("tensor-parallel-size tp", sets("tp")),
     **named("pipeline-parallel-size pp", sets("pp")),
@@ -119,7 +121,7 @@ SETTINGS: Final = {
     "kv-transfer-config": refuses("moving caches between servers is not modelled"),
     "revision": refuses("the newest config is read; write owner/name@revision as MODEL for another"),
     "speculative-config.method": refuses("the draft's own weights and cache are not counted"),
-    "config": refuses("a file of its own, which is not opened; read it by itself"),
+    "config": Setting(lambda draft, value: take_file(draft, value, SETTINGS)),
     **ignores(
         "limit-mm-per-prompt.video limit-mm-per-prompt.audio mm-processor-cache-type "
         "host port api-key served-model-name chat-template tool-call-parser reasoning-parser generation-config seed "
