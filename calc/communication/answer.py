@@ -153,8 +153,8 @@ def _notes(plan: CommunicationPlan, gpu: Gpu, topology: Topology) -> list[str]:
     if plan.gpus > topology.gpus_per_node:
         notes += network_note(gpu, topology, plan.gpus, plan.inter_GBps)
         notes.append(
-            "between nodes: NCCL's own latencies and 94 % of the adapters' bandwidth; against all-reduces of PyTorch on four "
-            "nodes of eight B200 the median error is 12 %, and from 512 KiB to 32 MiB the model is up to 60 % too fast"
+            "between nodes: NCCL's own model and 94 % of the adapters' bandwidth; against all-reduces of PyTorch on four nodes of "
+            "eight B200 the median error is 12 %, but from 512 KiB to 64 MiB they took 1.2 to 2.2 times as long"
         )
     notes.append(
         "exposed: what compute at the rate of large GEMMs does not hide; the program is assumed to overlap where it can"

@@ -29,6 +29,18 @@ _HOP_RING_NETWORK: Final = (2.7e-6, 4.0e-6, 14.0e-6)
 _HOP_TREE_NETWORK: Final = (5.0e-6, 8.5e-6, 14.0e-6)
 _SHARE_RING: Final = (0.5, 0.92, 1.0)  # of the bandwidth that each protocol leaves to data, the same file
 _SHARE_TREE: Final = (1 / 3.8, 0.92 * 0.92, 0.92)
+# share of a tree's bandwidth that all-reduces of medium sizes reach, by protocol, for each power of two from 64 bytes on (the same file)
+_TREE_REACHED: Final = (
+    (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1, 1),
+    (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 1, 1),
+    (0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9),
+)
+# a ring's latency in all-reduces between nodes by the Simple protocol grows so once each rank has 64 bytes for each of its channels (the
+# same file; compute capability 8 and later), of which 16 are assumed
+_RING_PLATEAU: Final = 1.4
+_CHANNELS: Final = 16
+# bytes/s of a node at most by the LL protocol, on two nodes and on more: between its figures for Intel's and AMD's hosts (the same file)
+_MOST_LL: Final = (30e9, 20e9)
 # what large all-reduces reach of the cards' bandwidth: 376.7 of 400 GB/s on 4 nodes of 8 B200 with 8 x 400 Gbit/s
 # (stas00/ml-engineering, network/benchmarks/README.md)
 NETWORK_SHARE: Final = 0.94
@@ -109,18 +121,24 @@ class Topology:
         network = sent / inside / self._network
         near = float(self.times.collective(kind, size, inside)) if inside > 1 else 0.0
         transfer = max(network, near)
-        steps, crossings = (2 * (ranks - 1), 2 * nodes) if kind == "all_reduce" else (ranks - 1, nodes)
+        reduces = kind == "all_reduce"
+        steps, crossings = (2 * (ranks - 1), 2 * nodes) if reduces else (ranks - 1, nodes)
+        plateau = (1.0, 1.0, _RING_PLATEAU if reduces and size >= 64 * _CHANNELS * ranks else 1.0)
+        slowest = (sent / _MOST_LL[nodes > 2], 0.0, 0.0)
         found = [
-            base + (steps - min(steps, crossings)) * hop + min(steps, crossings) * hop_network + transfer / share
-            for base, hop, hop_network, share in zip(
-                _BASE_RING, _HOP_RING_NVLINK, _HOP_RING_NETWORK, _SHARE_RING, strict=True
+            slower * (base + (steps - min(steps, crossings)) * hop + min(steps, crossings) * hop_network)
+            + max(transfer / share, least)
+            for base, hop, hop_network, share, slower, least in zip(
+                _BASE_RING, _HOP_RING_NVLINK, _HOP_RING_NETWORK, _SHARE_RING, plateau, slowest, strict=True
             )
         ]
-        if kind == "all_reduce":
+        if reduces:
             found += [
-                base + 2 * ((inside - 1) * hop + math.log2(nodes) * hop_network) + transfer / share
-                for base, hop, hop_network, share in zip(
-                    _BASE_TREE, _HOP_TREE_NVLINK, _HOP_TREE_NETWORK, _SHARE_TREE, strict=True
+                base
+                + 2 * ((inside - 1) * hop + math.log2(nodes) * hop_network)
+                + max(transfer / share, least) / _reached(size, reached)
+                for base, hop, hop_network, share, reached, least in zip(
+                    _BASE_TREE, _HOP_TREE_NVLINK, _HOP_TREE_NETWORK, _SHARE_TREE, _TREE_REACHED, slowest, strict=True
                 )
             ]
         return float(np.min(found))
@@ -129,6 +147,12 @@ class Topology:
 @lru_cache(maxsize=16384)
 def _seconds(topology: Topology, kind: Kind, size: int, ranks: int, stride: int) -> float:
     return topology.collective(kind, size, ranks, stride)
+
+
+def _reached(size: int, shares: tuple[float, ...]) -> float:
+    """The share of its bandwidth that a tree reaches with a tensor of so many bytes."""
+    place = max(0, (size // 64).bit_length() - 1)
+    return shares[place] if place < len(shares) else 1.0
 
 
 def _distinct(places: int, copies: int) -> float:

@@ -113,7 +113,7 @@ def test_one_ring_owns_one_card_and_eight_share_the_load():
 
 
 def test_all_reduces_between_nodes_are_near_the_measured_ones():
-    """Median of all sizes within 15 %; the sizes from 512 KiB to 32 MiB are up to 60 % slower than the model says."""
+    """Median of all sizes within 15 %; the sizes from 512 KiB to 64 MiB take up to 2.2 times as long as the model says."""
     topology = Topology(kernel_times(gpu("b200-180gb")), 8, 50e9)
     errors = {}
     for kib, bandwidth in FOUR_NODES:
@@ -121,8 +121,28 @@ def test_all_reduces_between_nodes_are_near_the_measured_ones():
         measured = 2 * 31 / 32 * size / (bandwidth * 1e9)
         errors[kib] = topology.seconds("all_reduce", size, 32, 1) / measured - 1
     assert statistics.median(map(abs, errors.values())) <= 0.15
-    assert max(map(abs, errors.values())) <= 0.6
+    middle = [1 / (1 + errors[kib]) for kib, _ in FOUR_NODES if 512 <= kib <= 65536]
+    assert 1.2 <= min(middle) <= max(middle) <= 2.2
     assert all(abs(errors[kib]) <= 0.05 for kib, _ in FOUR_NODES if kib >= 2**20)
+
+
+def test_a_tree_between_nodes_reaches_what_nccl_has_for_its_size_and_a_ring_waits_at_the_plateau():
+    """Two cards without a node around them, 1 MiB: NCCL's six candidates by hand."""
+    topology = Topology(kernel_times(H100), 1, 50e9)
+    size, network = 2**20, 50e9 * 0.94
+    ring = [
+        slower * (base + 2 * hop) + max(size / network / share, size / most)
+        for base, hop, share, slower, most in (
+            (6.6e-6, 2.7e-6, 0.5, 1, 30e9), (14e-6, 4e-6, 0.92, 1, 1e18), (8.4e-6, 14e-6, 1, 1.4, 1e18)
+        )
+    ]  # fmt: skip
+    tree = [  # 64 bytes times 2 to the 14th
+        base + 2 * hop + max(size / network / share, size / most) / reached
+        for base, hop, share, reached, most in (
+            (6.8e-6, 5e-6, 1 / 3.8, 0.5, 30e9), (14e-6, 8.5e-6, 0.92**2, 0.6, 1e18), (8.4e-6, 14e-6, 0.92, 0.5, 1e18)
+        )
+    ]  # fmt: skip
+    assert topology.seconds("all_reduce", size, 2) == pytest.approx(min(*ring, *tree), rel=1e-12)
 
 
 def test_seconds_sum_and_exposed_is_never_more():
