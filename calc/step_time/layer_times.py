@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Final
 
@@ -114,12 +114,8 @@ class LayerTimer:
         core_forward, core_backward = attention_seconds(operations.cores, self.plan, self.gpu, self.kernels)
         scan = self._scan(operations.scans)
         traffic = layer_traffic(operations, self.plan, self.sharding)
-        slower = {"permutation": self.permutation / self.memory, "padding": self.permutation / self.memory}
-        traffic = tuple(
-            replace(one, forward=one.forward * factor, backward=one.backward * factor)
-            for one in traffic
-            for factor in (slower.get(one.name, 1.0),)
-        )
+        slower = self.permutation / self.memory
+        traffic = tuple(one.scaled(slower) if one.name in ("permutation", "padding") else one for one in traffic)
         moved_forward = self._moved([(one.forward, one.forward_kernels, one.of_experts) for one in traffic])
         moved_backward = self._moved([(one.backward, one.backward_kernels, one.of_experts) for one in traffic])
         cores = len(operations.cores)

@@ -38,6 +38,10 @@ class Traffic:
     backward_kernels: int
     of_experts: bool = False
 
+    def scaled(self, factor: float) -> Traffic:
+        """So many times the bytes by the same kernels."""
+        return replace(self, forward=self.forward * factor, backward=self.backward * factor)
+
 
 @dataclass(frozen=True, slots=True)
 class Program:
@@ -150,7 +154,7 @@ def layer_traffic(operations: LayerOperations, plan: TimePlan, sharding: Shardin
     found += _quantised(operations.gemms, plan)
     found += _biases(operations.gemms)
     found += _adapters(operations, plan)
-    return tuple(replace(one, forward=one.forward * width, backward=one.backward * width) for one in found)
+    return tuple(found) if width == 1 else tuple(one.scaled(width) for one in found)
 
 
 def _moved(name: str, elements: float, each: PerElement) -> Traffic:
