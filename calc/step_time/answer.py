@@ -22,6 +22,7 @@ from calc.step_time.money import Price, Run, price_of, run_of
 from calc.step_time.plan import TimePlan
 from calc.step_time.record import band
 from calc.step_time.step import Step
+from calc.step_time.vision import picture_flops, tower_of
 
 _SOURCES: Final = {
     "gemms": "matrix products: kernel times by shape",
@@ -71,9 +72,17 @@ class TimeAnswer:
         modules = tuple(weight.module for part in self.spec.layers.kinds[0].parts for weight in part.weights)
         return adapter_flops(self.spec, plan.seq, lora.rank, lambda name: lora.takes(modules, name), plan.recompute)
 
+    @cached_property
+    def _picture_flops(self) -> float:
+        """FLOPs of a sequence's pictures for each of its tokens: forward, and twice that backward (once where the weights are frozen)."""
+        if not self.plan.picture_patches:
+            return 0.0
+        passes = 3 if self.plan.method == "full" else 2
+        return passes * picture_flops(self.spec, self.plan) / self.plan.seq
+
     @property
     def model_tflops_per_gpu(self) -> float:
-        return self.tokens_per_s_per_gpu * self._flops.model / 1e12
+        return self.tokens_per_s_per_gpu * (self._flops.model + self._picture_flops) / 1e12
 
     @property
     def peak(self) -> float | None:
@@ -89,8 +98,10 @@ class TimeAnswer:
     def hfu(self) -> float | None:
         if self.mfu is None:
             return None
-        again = self._flops.hardware / self._flops.model - 1
-        return self.mfu * (1 + again / self.plan.recompute_every)
+        again = self._flops.recomputed
+        if self.plan.picture_patches and self.plan.recompute == "full":
+            again += picture_flops(self.spec, self.plan) / self.plan.seq
+        return self.mfu * (1 + again / (self._flops.model + self._picture_flops) / self.plan.recompute_every)
 
     @property
     def low(self) -> float:
@@ -190,8 +201,13 @@ class TimeAnswer:
             )
         if any(isinstance(kind.feed_forward, MoE) for kind in self.spec.layers.kinds):
             yield f"experts: the busiest rank has {self.plan.expert_skew:g} times the mean"
-        if self.spec.towers:
-            yield "the step reads text alone: what encodes pictures or sound is not timed"
+        if self.plan.picture_patches:
+            yield (
+                "pictures: the vision tower trains with the rest and runs whole on each rank that embeds; every patch meets all others of "
+                "its picture"
+            )
+        elif any(tower.in_total for tower in self.spec.towers):
+            yield "the step reads text alone: what encodes pictures or sound is not timed; picture_patches says what pictures it reads"
         if self.plan.objective not in ("pretrain", "sft"):
             yield f"objective {self.plan.objective}: the policy's update alone; reference and rollout are not timed"
         if self.plan.dropout == "config" and self.spec.dropout:
@@ -231,6 +247,8 @@ def step_time(spec: ModelSpec, plan: TimePlan, gpu: Gpu | None = None) -> TimeAn
     InputError without a GPU, where the layout does not fit the model, and where the GPU lacks the number format.
     """
     spec.must_read_text()
+    if plan.picture_patches:
+        tower_of(spec)
     if gpu is None:
         raise InputError(
             "gpu: none is given; time needs one of python -m calc gpus, such as --gpu h100-sxm-80gb", "gpu"

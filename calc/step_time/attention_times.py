@@ -41,19 +41,21 @@ _BACKWARD_FLOPS: Final = 2.5
 _BACKWARD_RATE: Final = 561 / 648
 
 
-def attention_seconds(cores: tuple[Core, ...], plan: TimePlan, gpu: Gpu, times: KernelTimes) -> tuple[float, float]:
-    """Forward and backward seconds of a layer's cores on one rank."""
+def attention_seconds(
+    cores: tuple[Core, ...], tokens: int, plan: TimePlan, gpu: Gpu, times: KernelTimes
+) -> tuple[float, float]:
+    """Forward and backward seconds of a layer's cores on one rank that holds so many tokens."""
     forward = backward = 0.0
     generation = (gpu.compute_capability or "").partition(".")[0]
     slower = slower_clocks(gpu) if times.source != "roofline" else 1.0
     for core in cores:
-        program = attention_kernel(core, plan)
+        program, batch = attention_kernel(core, plan), tokens * core.cp // core.seq
         if program == "unfused":
-            a, b = _unfused(core, plan, times)
+            a, b = _unfused(core, batch, times)
         else:
             ahead, back = _OLDER.get(program, (1.0, 1.0))
             rate = _RATE.get((generation, "flash-2" if program in _OLDER else program), 1.0)
-            fused = max(_fused(core, plan, times), _floor(core, plan, gpu, times)) / core.cp / rate * slower
+            fused = max(_fused(core, batch, times), _floor(core, batch, gpu, times)) / core.cp / rate * slower
             a, b = fused * ahead, fused * back * _BACKWARD_FLOPS / _BACKWARD_RATE
         forward += a
         backward += b
@@ -68,12 +70,12 @@ def attention_kernel(core: Core, plan: TimePlan) -> AttentionKernel:
     return "memory-efficient" if chosen and core.head_dim != core.v_head_dim else program
 
 
-def _fused(core: Core, plan: TimePlan, times: KernelTimes) -> float:
+def _fused(core: Core, batch: int, times: KernelTimes) -> float:
     """The forward as the tables have it."""
     if core.latent and not core.window:
         rope = min(64, core.head_dim // 3)
         latent = times.mla_context(
-            batch=plan.sequences,
+            batch=batch,
             query=core.seq,
             heads=core.heads,
             qk_nope=core.head_dim - rope,
@@ -82,7 +84,7 @@ def _fused(core: Core, plan: TimePlan, times: KernelTimes) -> float:
         )
         return float(latent)
     plain = times.context_attention(
-        batch=plan.sequences,
+        batch=batch,
         query=core.seq,
         context=0,
         heads=core.heads,
@@ -94,18 +96,18 @@ def _fused(core: Core, plan: TimePlan, times: KernelTimes) -> float:
     return float(plain)
 
 
-def _floor(core: Core, plan: TimePlan, gpu: Gpu, times: KernelTimes) -> float:
+def _floor(core: Core, batch: int, gpu: Gpu, times: KernelTimes) -> float:
     """What the core takes at the highest rate that a source has for this GPU."""
     most = next((rate for name, rate in _MOST if gpu.name.startswith(name)), None)
     if most is None or times.source == "roofline":
         return 0.0
     keys = core.window if 0 < core.window < core.seq else core.seq / (2 if core.causal else 1)
-    flops = 2.0 * plan.sequences * core.seq * keys * core.heads * (core.head_dim + core.v_head_dim)
+    flops = 2.0 * batch * core.seq * keys * core.heads * (core.head_dim + core.v_head_dim)
     return flops / (most * 1e12)
 
 
-def _unfused(core: Core, plan: TimePlan, times: KernelTimes) -> tuple[float, float]:
+def _unfused(core: Core, batch: int, times: KernelTimes) -> tuple[float, float]:
     """Two batched products forward and four backward over the whole square."""
-    pairs = plan.sequences * core.heads / core.cp
+    pairs = batch * core.heads / core.cp
     size = float(times.gemm(core.seq, core.seq, core.head_dim))
     return 2 * pairs * size, 4 * pairs * size

@@ -111,7 +111,9 @@ class LayerTimer:
         """All passes of one layer."""
         self.prepare(operations.gemms)
         forward, inputs, weights = self._gemms(operations.gemms)
-        core_forward, core_backward = attention_seconds(operations.cores, self.plan, self.gpu, self.kernels)
+        core_forward, core_backward = attention_seconds(
+            operations.cores, self.sharding.tokens, self.plan, self.gpu, self.kernels
+        )
         scan = self._scan(operations.scans)
         traffic = layer_traffic(operations, self.plan, self.sharding)
         slower = self.permutation / self.memory

@@ -210,7 +210,7 @@ def _mixing(operations: LayerOperations, plan: TimePlan, program: Program, shard
             yield Traffic("transpose", 4.0 * size, 4.0 * size, 1, 1)
     for core in operations.cores:
         if plan.attention_program == "unfused":
-            scores = plan.sequences * core.heads * core.seq * core.seq / core.cp
+            scores = tokens * core.heads * core.seq
             yield _moved("scores", scores, SCORES)
 
 

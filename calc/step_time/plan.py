@@ -71,6 +71,14 @@ class TimePlan(TrainingPlan):
     expert_skew: float = Field(
         1.0, ge=1, le=64, description="tokens of the busiest rank's experts over the mean; 1: balanced"
     )
+    picture_patches: int = Field(
+        0,
+        ge=0,
+        le=2**20,
+        description="patches of one picture, which the vision tower reads (336 x 336 pixels at 14 a side: 576); 0: the step reads "
+        "text alone",
+    )
+    pictures: int = Field(1, ge=1, le=4096, description="pictures of each sequence")
     times: Literal["measured", "calibrated", "roofline"] = Field(
         "measured", description="kernel times: public tables, your own GPU's, or the data sheet's peaks"
     )
@@ -166,6 +174,8 @@ class TimePlan(TrainingPlan):
         reasons = dict(super().idle)
         if not self.tp > 1:
             reasons["tp_overlap"] = "tp is 1"
+        if not self.picture_patches:
+            reasons["pictures"] = "picture_patches is 0"
         if self.cp == 1:
             reasons["context_exchange"] = "cp is 1"
         if self.dp * self.cp == 1 or self.zero == 3:

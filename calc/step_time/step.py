@@ -26,6 +26,7 @@ from calc.step_time.operations import Gemm, LayerOperations, Sharding, end_param
 from calc.step_time.optimizer import HOST_ADAM, offload_bytes, optimizer_bytes
 from calc.step_time.pipelining import layers_of_ranks, pipeline_bubble
 from calc.step_time.plan import TimePlan
+from calc.step_time.vision import tower_of, tower_parameters, tower_seconds
 from calc.units import ceil_div
 
 # shares of the launches that the host still pays with CUDA graphs: of the experts' kernels, and of all others
@@ -39,7 +40,7 @@ class RankSeconds:
 
     rank: int
     layers: LayerSeconds  # of all its layers
-    ends: LayerSeconds  # of the embedding, the head and the loss where it holds them
+    ends: LayerSeconds  # of the embedding, the head and the loss where it holds them, and of the pictures that it reads
     exposed: dict[str, float]  # seconds of communication that nothing hides, forward and backward, by group
     exposed_forward: float
     hidden: float
@@ -144,6 +145,11 @@ class Step:
         )
 
     @cached_property
+    def tower(self) -> LayerSeconds:
+        """The vision tower over the pictures of a micro-batch."""
+        return tower_seconds(self.spec, self.timer)
+
+    @cached_property
     def ranks(self) -> tuple[RankSeconds, ...]:
         """Every rank of the pipeline."""
         held = layers_of_ranks(self.plan, self.spec)
@@ -161,7 +167,10 @@ class Step:
         if mtp:  # further tokens are predicted by layers like the last one, next to the head
             counts = counts + Counter({self.spec.layers.pattern[-1]: mtp})
         layers = _summed([(self.kinds[kind], count) for kind, count in counts.items()])
-        ends = _summed([(self.embedding, 1)] * first + [(self.head, 1 + mtp)] * last + [(self.joining, mtp)] * last)
+        pictures = [(self.tower, 1)] if first and self.plan.picture_patches else []
+        ends = _summed(
+            pictures + [(self.embedding, 1)] * first + [(self.head, 1 + mtp)] * last + [(self.joining, mtp)] * last
+        )
         exposed: dict[str, float] = {}
         ahead = hidden = 0.0
         for kind, count in counts.items():
@@ -200,6 +209,8 @@ class Step:
         plain = float(ends[0] * first + ends[1] * last)
         if first and last and self.spec.tied:
             plain -= self.spec.vocab_size // self.plan.tp * self.spec.hidden_size
+        if first and self.plan.picture_patches:
+            plain += tower_parameters(tower_of(self.spec))
         experts = 0.0
         for kind, count in counts.items():
             plain += count * self.operations[kind].parameters
