@@ -32,7 +32,7 @@ _AGAIN: Final = {"hf": (0, 2), "liger": (0, 2), "torchtitan": (0, 1, 2), "fused"
 OFFLOAD: Final = ("none", "optimizer")
 # which programs keep the optimizer's states on the host
 _HOST: Final = {"hf": (0, 1), "liger": (0, 1), "torchtitan": (0,), "fused": (0,)}
-_LARGEST_MICRO_BATCH: Final = 64
+_LARGEST_MICRO_BATCH: Final = (64, 2**18)  # sequences, or more where they are short: tokens
 _VIRTUAL: Final = (1, 2, 3, 4, 5, 6, 8, 10, 12)
 # bytes of a parameter's weight, gradient and states by recipe, as `calc.training` counts them
 _STATES: Final = {
@@ -107,7 +107,7 @@ def _choices(spec: ModelSpec, plan: SearchPlan) -> Ints:
     """Everything else that a layout chooses: a row each, in the order of `_CHOICES`. `within`: weights sharded within a domain (HSDP)."""
     experts, program = _experts(spec), plan.implementation
     shards = divisors(experts.num_experts, experts.num_experts) if experts else [1]
-    micro = divisors(plan.global_batch, _LARGEST_MICRO_BATCH)
+    micro = divisors(plan.global_batch, max(_LARGEST_MICRO_BATCH[0], _LARGEST_MICRO_BATCH[1] // plan.seq))
     virtual = _VIRTUAL if program in ("fused", "hf") else (1,)
     rows = product(shards, micro, _ZERO[program], _AGAIN[program], virtual, (0, 1), _HOST[program])
     return np.array(list(rows), dtype=np.int64)

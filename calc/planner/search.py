@@ -28,6 +28,7 @@ EXACT: Final = (
 SMALL: Final = {"fused": 700}
 _SMALL_REPLAYED: Final = 250
 _FEW: Final = 4  # layouts of each division that are worked out before any more of another
+_REFINED: Final = 5  # best layouts whose other micro-batches are tried too
 _ROOMY: Final = 1.1  # of the memory, the estimate of a layout that is still worth working out before slower ones
 
 
@@ -141,7 +142,7 @@ def search(spec: ModelSpec, plan: SearchPlan, gpu: Gpu | None = None) -> SearchA
 
     All valid combinations of tp, pp, virtual stages, cp, ep, dp, ZeRO, HSDP (shards within a domain), micro-batch, recomputation and
     states on the host are listed at once. Time (`step_time`) and memory (`train`) are worked out for each of them; of more than `SMALL`,
-    time for the most promising `EXACT`, and memory for the best of these until `limit` fit.
+    time for the most promising `EXACT`, and memory for the best of these until `limit` fit; then the other micro-batches of the best.
     """
     spec.must_read_text()
     if gpu is None:
@@ -155,13 +156,20 @@ def search(spec: ModelSpec, plan: SearchPlan, gpu: Gpu | None = None) -> SearchA
     rejected = dict(found.rejected)
     most = len(found) if len(found) <= SMALL.get(plan.implementation, _SMALL_REPLAYED) else EXACT
     exact = most == len(found)
-    tried = (_timed(spec, plan, gpu, found.row(index)) for index in _order(found, plan, gpu)[:most])
-    timed = list(_kept(tried, rejected))
+    tried = _order(found, plan, gpu)[:most]
+    timed = list(_kept((_timed(spec, plan, gpu, found.row(index)) for index in tried), rejected))
     enough = None if exact or plan.sort == "memory" else plan.limit
     if enough is not None:
-        timed.sort(key=lambda time: (_rank(plan, time), time.step_seconds))
+        timed.sort(key=lambda time: _key(plan, time))
     layouts = list(islice(_kept((_fitting(spec, gpu, time) for time in timed), rejected), enough))
-    layouts.sort(key=lambda one: (_rank(plan, one.time, one.driver_bytes), one.time.step_seconds, one.key))
+    layouts.sort(key=lambda one: (*_key(plan, one.time, one.driver_bytes), one.key))
+    if enough is not None and layouts:
+        others = _other_micro_batches(found, layouts[:_REFINED], set(tried))
+        more = _kept((_timed(spec, plan, gpu, found.row(index)) for index in others), rejected)
+        faster = (time for time in more if _key(plan, time) < _key(plan, layouts[0].time))
+        layouts += _kept((_fitting(spec, gpu, time) for time in faster), rejected)
+        layouts.sort(key=lambda one: (*_key(plan, one.time, one.driver_bytes), one.key))
+        layouts, most = layouts[:enough], most + len(others)
     return SearchAnswer(spec, plan, gpu, tuple(layouts), found.considered, len(layouts), most, exact, rejected)
 
 
@@ -195,6 +203,21 @@ def _order(found: Candidates, plan: SearchPlan, gpu: Gpu) -> list[int]:
     for index, key in zip(order, zip(*(columns[name][order].tolist() for name in names), strict=True), strict=True):
         place[index] = seen[key] = seen.get(key, -1) + 1
     return [int(index) for index in np.lexsort((found.bytes, by, place // _FEW, hopeless))]
+
+
+def _other_micro_batches(found: Candidates, layouts: list[Layout], tried: set[int]) -> list[int]:
+    """Indices of layouts not yet tried that differ from one of these in the micro-batch alone: there the estimate of memory is roughest."""
+    near: set[int] = set()
+    for one in layouts:
+        p = one.plan
+        same = {
+            name: getattr(p, name)
+            for name in ("gpus", "tp", "pp", "cp", "ep", "dp", "dp_replicate", "zero", "virtual_stages")
+        }
+        same |= {"recompute": RECOMPUTE.index(p.recompute), "offload": OFFLOAD.index(p.offload)}
+        alike = np.logical_and.reduce([found.columns[name] == value for name, value in same.items()])
+        near.update(np.flatnonzero(alike).tolist())
+    return sorted(near - tried)
 
 
 _T = TypeVar("_T", TimeAnswer, Layout)
@@ -256,6 +279,11 @@ def time_plan(plan: SearchPlan, row: dict[str, int]) -> TimePlan:
         tokens=plan.tokens,
         price_per_gpu_hour=plan.price_per_gpu_hour,
     )
+
+
+def _key(plan: SearchPlan, time: TimeAnswer, driver_bytes: int = 0) -> tuple[float, float]:
+    """What layouts are sorted by: the rank, then the step."""
+    return _rank(plan, time, driver_bytes), time.step_seconds
 
 
 def _rank(plan: SearchPlan, time: TimeAnswer, driver_bytes: int = 0) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from statistics import median
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from calc.step_time.record import RECORD
 from tests.published.throughput_models import NAMES, OTHERS, model, named_gpu
 from tests.published.throughput_rows import case_of
-from tests.published.training_throughput import best_and_used, cases, compared, pairs, percentile
+from tests.published.training_throughput import FILE, best_and_used, cases, compared, pairs, percentile
 
 
 @pytest.fixture(scope="module")
@@ -33,17 +34,19 @@ def test_tokens_a_second_are_within_the_bar(good, experts):
     )  # with experts three releases of one program differ by as much
 
 
-# one of each kind: programs, sources, sizes, GPUs; the others were tried once (their best is up to 30 % faster than what was used)
 @pytest.mark.slow
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
-    "name",
-    ["lf-10", "lf-59", "mbr-249", "mbr-297", "mbr-407",
-     "thr-simumax-llama3_405b_l4_tp4_pp1_dp2_mbc4_cef", "thr-simumax-deepseekv3_l4_tp1_ep8_pp1_dp8_mbc4_cef"],
-)  # fmt: skip
-def test_the_best_layout_is_no_slower_than_the_one_used_and_says_what_it_gains(found, name):
-    answer, used = best_and_used(next(case for case in found if case.row["id"] == name))
+    "name", [row["id"] for row in json.loads(FILE.read_text(encoding="utf-8")) if row["confidence"] == "high"]
+)
+def test_the_best_layout_is_no_slower_than_the_one_used_and_says_what_it_gains(good, name):
+    case = next((case for case in good if case.row["id"] == name), None)
+    if case is None:
+        pytest.skip("the row leaves a setting open, or is not predicted")
+    answer, used = best_and_used(case)
+    if used is None:
+        pytest.skip("by the memory model the layout does not fit")
     best = answer.layouts[0]
-    assert used
     assert best.time.step_seconds <= used.time.step_seconds * (1 + 1e-9)
     if best.time.step_seconds < used.time.step_seconds * (1 - 1e-9):
         assert "% of the best step" in used.as_json(best)["slower_by"]

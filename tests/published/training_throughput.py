@@ -1,12 +1,13 @@
 """Published throughput of training runs against the predicted step: the errors, the ranking of layouts, and the planner's gain.
 
-`python -m tests.published.training_throughput [FILE]` prints the errors.
+`python -m tests.published.training_throughput [FILE]` prints the errors; with `--layouts` what the planner's best layout gains.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from statistics import median
@@ -44,6 +45,21 @@ def family(case: Case) -> str:
     return source.removeprefix("github ")[:44]
 
 
+_searched = cache(search)  # rows of one run differ in their layout alone
+
+
+def gains(found: list[Case]) -> None:
+    """Prints what the planner's best layout of each run gains over the one used."""
+    for one in found:
+        answer, used = best_and_used(one)
+        if used is None or not answer.layouts:
+            print(f"{one.row['id']:44} the layout used does not fit by the memory model")
+            continue
+        best = answer.layouts[0]
+        gain = used.time.step_seconds / best.time.step_seconds - 1
+        print(f"{one.row['id']:44} {100 * gain:+6.1f} %  {used.as_json(best)['slower_by']}")
+
+
 def best_and_used(case: Case) -> tuple[SearchAnswer, Layout | None]:
     """The planner's answer for a row's run, and the row's own layout with the options that the planner takes; None where by the memory
     model it does not fit."""
@@ -60,7 +76,7 @@ def best_and_used(case: Case) -> tuple[SearchAnswer, Layout | None]:
     )
     memory = train(case.spec, layout, case.gpu)
     own = Layout(layout, memory.peak_bytes, memory.driver_bytes, step_time(case.spec, layout, case.gpu))
-    return search(case.spec, asked, case.gpu), own if memory.fits else None
+    return _searched(case.spec, asked, case.gpu), own if memory.fits else None
 
 
 def pairs(found: list[Case]) -> list[tuple[Case, Case, bool]]:
@@ -122,4 +138,7 @@ def main(path: Path = FILE) -> None:
 
 
 if __name__ == "__main__":
-    main(*(Path(word) for word in sys.argv[1:]))
+    if "--layouts" in sys.argv:
+        gains(compared(cases()))
+    else:
+        main(*(Path(word) for word in sys.argv[1:]))
