@@ -98,7 +98,7 @@ class TimeAnswer:
     def hfu(self) -> float | None:
         if self.mfu is None:
             return None
-        again = self._flops.recomputed
+        again = float(self._flops.recomputed)
         if self.plan.picture_patches and self.plan.recompute == "full":
             again += picture_flops(self.spec, self.plan) / self.plan.seq
         return self.mfu * (1 + again / (self._flops.model + self._picture_flops) / self.plan.recompute_every)
