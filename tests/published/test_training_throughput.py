@@ -45,7 +45,7 @@ def test_the_best_layout_is_no_slower_than_the_one_used_and_says_what_it_gains(g
         pytest.skip("the row leaves a setting open, or is not predicted")
     answer, used = best_and_used(case)
     if used is None:
-        pytest.skip("by the memory model the layout does not fit")
+        pytest.skip("the memory model refuses the layout, or it does not fit")
     best = answer.layouts[0]
     assert best.time.step_seconds <= used.time.step_seconds * (1 + 1e-9)
     if best.time.step_seconds < used.time.step_seconds * (1 - 1e-9):

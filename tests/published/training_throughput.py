@@ -12,6 +12,7 @@ from itertools import combinations
 from pathlib import Path
 from statistics import median
 
+from calc.errors import InputError
 from calc.planner import Layout, SearchAnswer, SearchPlan, search
 from calc.planner.candidates import OFFLOAD, RECOMPUTE
 from calc.planner.search import time_plan
@@ -53,7 +54,7 @@ def gains(found: list[Case]) -> None:
     for one in found:
         answer, used = best_and_used(one)
         if used is None or not answer.layouts:
-            print(f"{one.row['id']:44} the layout used does not fit by the memory model")
+            print(f"{one.row['id']:44} the memory model refuses the layout used, or it does not fit")
             continue
         best = answer.layouts[0]
         gain = used.time.step_seconds / best.time.step_seconds - 1
@@ -61,8 +62,8 @@ def gains(found: list[Case]) -> None:
 
 
 def best_and_used(case: Case) -> tuple[SearchAnswer, Layout | None]:
-    """The planner's answer for a row's run, and the row's own layout with the options that the planner takes; None where by the memory
-    model it does not fit."""
+    """The planner's answer for a row's run, and the row's own layout with the options that the planner takes; None where the memory model
+    refuses it or finds no room for it."""
     assert case.spec
     assert case.gpu
     used = case.plan
@@ -74,9 +75,13 @@ def best_and_used(case: Case) -> tuple[SearchAnswer, Layout | None]:
     layout = time_plan(
         asked, row | {"recompute": RECOMPUTE.index(used.recompute), "offload": OFFLOAD.index(used.offload)}
     )
-    memory = train(case.spec, layout, case.gpu)
+    found = _searched(case.spec, asked, case.gpu)
+    try:
+        memory = train(case.spec, layout, case.gpu)
+    except InputError:  # such as embedding and head counted as layers of the pipeline, which `train` does not take
+        return found, None
     own = Layout(layout, memory.peak_bytes, memory.driver_bytes, step_time(case.spec, layout, case.gpu))
-    return _searched(case.spec, asked, case.gpu), own if memory.fits else None
+    return found, own if memory.fits else None
 
 
 def pairs(found: list[Case]) -> list[tuple[Case, Case, bool]]:
