@@ -107,9 +107,11 @@ def test_one_ring_owns_one_card_and_eight_share_the_load():
     size = 2**32
     alone = topology.seconds("all_reduce", size, 4, 8)
     together = topology.seconds("all_reduce", size, 32, 1)
-    # NCCL's Simple protocol: 8.4 µs, 14 µs for each hop of the ring over the network, 3.4 µs for each within a node
-    assert alone == pytest.approx(2 * 3 / 4 * size / (50e9 * 0.94) + 8.4e-6 + 6 * 14e-6)
-    assert together == pytest.approx(2 * 31 / 32 * size / 8 / (50e9 * 0.94) + 8.4e-6 + 8 * 14e-6 + (62 - 8) * 3.4e-6)
+    # NCCL's Simple protocol: 8.4 µs, 14 µs for each hop of the ring over the network, 3.4 µs for each within a node; 1.4 times that
+    assert alone == pytest.approx(2 * 3 / 4 * size / (50e9 * 0.94) + 1.4 * (8.4e-6 + 6 * 14e-6))
+    assert together == pytest.approx(
+        2 * 31 / 32 * size / 8 / (50e9 * 0.94) + 1.4 * (8.4e-6 + 8 * 14e-6 + (62 - 8) * 3.4e-6)
+    )
 
 
 def test_all_reduces_between_nodes_are_near_the_measured_ones():
