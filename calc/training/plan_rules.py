@@ -321,6 +321,10 @@ _PLAN_RULES: tuple[Rule, ...] = (
     ),
     _divides("cp", "seq"),
     (
+        lambda plan: plan.ep_over_tp and plan.transformers,
+        "ep_over_tp (True) needs implementation 'torchtitan', 'fused' or 'paper', and implementation is {implementation!r}",
+    ),
+    (
         lambda plan: plan.sequence_parallel is True and plan.tp == 1,
         "sequence_parallel (True) needs tp above 1, and tp is {tp}",
     ),

@@ -114,6 +114,11 @@ def test_pipelines_of_405b_reserve_about_what_was_measured(changes, gib, near):
     assert most == pytest.approx(gib * 2**30, rel=near)
 
 
+def test_experts_over_tensor_parallel_ranks_are_refused_for_a_program_that_has_no_such():
+    with pytest.raises(InputError, match="ep_over_tp .*'hf'"):
+        validated(TrainingPlan, {"tp": 2, "ep_over_tp": True})
+
+
 def test_experts_over_tensor_parallel_ranks_are_whole_and_as_many():
     """DeepSeek-V2-Lite: the same bytes of experts a rank, in other shapes, and fewer tokens to each exchange."""
     divided, whole = (
