@@ -115,7 +115,7 @@ def test_pipelines_of_405b_reserve_about_what_was_measured(changes, gib, near):
 
 
 def test_experts_over_tensor_parallel_ranks_are_refused_for_a_program_that_has_no_such():
-    with pytest.raises(InputError, match="ep_over_tp .*'hf'"):
+    with pytest.raises(InputError, match=r"ep_over_tp .*'hf'"):
         validated(TrainingPlan, {"tp": 2, "ep_over_tp": True})
 
 
