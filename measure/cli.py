@@ -23,6 +23,7 @@ class Command:
 
 _TABLE = (
     Command("trace", "memory of a training step, observed by running it with fake tensors", "measure.trace.command"),
+    Command("trace --script", "the same of your own program, up to its second step", "measure.script.command"),
     Command("devices", "what can be measured here, or why not", "measure.commands.devices"),
     Command("list", "the workloads, and the formula that each tests", "measure.commands.list"),
     Command("run", "measure a workload now, on the GPU or the CPU", "measure.commands.run"),
@@ -38,11 +39,16 @@ def run(argv: Sequence[str]) -> str:
         return f"plumbline {VERSION}"
     if not argv or argv[0] in ("-h", "--help"):
         lines = ["usage: python -m measure COMMAND [flags]   (--help after a command lists its flags)", ""]
-        return "\n".join([*lines, *(f"  {command.name:<10} {command.help}" for command in COMMANDS.values())])
-    if argv[0] not in COMMANDS:
+        return "\n".join([*lines, *(f"  {command.name:<14} {command.help}" for command in COMMANDS.values())])
+    name = "trace --script" if argv[0] == "trace" and _names_a_script(argv[1:]) else argv[0]
+    if name not in COMMANDS:
         raise InputError.of("command", argv[0], f"it must be one of {', '.join(COMMANDS)}")
-    answer: str = import_module(COMMANDS[argv[0]].module).main(argv[1:])
+    answer: str = import_module(COMMANDS[name].module).main(argv[1:])
     return answer
+
+
+def _names_a_script(words: Sequence[str]) -> bool:
+    return any(word == "--script" or word.startswith("--script=") for word in words)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

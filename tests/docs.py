@@ -72,14 +72,15 @@ def helped() -> Iterator[tuple[str, argparse.ArgumentParser | str]]:
     """Each command, with its parser, taken where it would print its help, or the text that it prints without one."""
     for program, run in (("plumbline", calc.cli.run), ("plumbline measure", measure.cli.run)):
         for line in run([]).splitlines()[2:]:
+            words = line.strip().split("  ")[0].split()
             found: list[argparse.ArgumentParser] = []
             taken = patch.object(Parser, "print_help", autospec=True, side_effect=lambda own, to=found: to.append(own))
             with taken, redirect_stdout(io.StringIO()) as printed:
                 try:
-                    text = run([line.split()[0], "--help"])
+                    text = run([*words, "--help"])
                 except SystemExit:
                     text = printed.getvalue()
-            yield f"{program} {line.split()[0]}", found[0] if found else text
+            yield f"{program} {' '.join(words)}", found[0] if found else text
 
 
 def command_line() -> str:
