@@ -39,7 +39,7 @@ def run(argv: Sequence[str]) -> str:
         return f"plumbline {VERSION}"
     if not argv or argv[0] in ("-h", "--help"):
         lines = ["usage: python -m measure COMMAND [flags]   (--help after a command lists its flags)", ""]
-        return "\n".join([*lines, *(f"  {command.name:<14} {command.help}" for command in COMMANDS.values())])
+        return "\n".join([*lines, *(f"  {command.name:<15} {command.help}" for command in COMMANDS.values())])
     name = "trace --script" if argv[0] == "trace" and _names_a_script(argv[1:]) else argv[0]
     if name not in COMMANDS:
         raise InputError.of("command", argv[0], f"it must be one of {', '.join(COMMANDS)}")

@@ -33,6 +33,11 @@ def device_of(value: Any) -> torch.device | None:
     return None
 
 
+def getter(name: str) -> Any:
+    """What a function mode is given when that attribute of a tensor is read."""
+    return vars(torch._C.TensorBase)[name].__get__
+
+
 class DeviceCalls(TorchFunctionMode):
     """Turns calls that name a device into calls on fake or real CPU tensors, and tells the recorder where results lie."""
 
@@ -47,8 +52,8 @@ class DeviceCalls(TorchFunctionMode):
             Tensor.cpu: lambda tensor, memory_format=torch.preserve_format: self._to(tensor, _CPU),
             Tensor.pin_memory: lambda tensor, device=None: tensor,
             Tensor.is_pinned: lambda tensor, device=None: False,
-            Tensor.is_cuda.__get__: self._is_on_gpu,
-            Tensor.device.__get__: self._device,
+            getter("is_cuda"): self._is_on_gpu,
+            getter("device"): self._device,
             Tensor.get_device: lambda tensor: 0 if self._is_on_gpu(tensor) else -1,
             Tensor.tolist: self._tolist,
             Tensor.numpy: lambda tensor, *, force=False: self._numpy(tensor),
@@ -167,7 +172,8 @@ def fake_tensors_on_gpu(recorder: ScriptRecorder) -> Iterator[None]:
     """Within it `x.device` of a recorded fake tensor is the GPU, and every parameter is fake, wherever it lies."""
     device: Any = FakeTensor.device
     parameter_class: Any = torch.nn.Parameter
-    new, apply = parameter_class.__new__, torch.nn.Module._apply
+    new = parameter_class.__new__
+    apply: Any = torch.nn.Module._apply
 
     def shown(self: FakeTensor) -> Any:
         if recorder.inside or self.fake_mode.in_kernel_invocation or recorder.of(self) is None:

@@ -50,5 +50,5 @@ for _ in range(5):
     optimizer.step()
     optimizer.zero_grad()
     with torch.no_grad():
-        for kept, new in zip(average.parameters(), model.parameters()):
+        for kept, new in zip(average.parameters(), model.parameters(), strict=True):
             kept.lerp_(new, 0.01)
