@@ -6,12 +6,14 @@ import contextlib
 import functools
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from calc.hardware import Gpu
@@ -105,6 +107,11 @@ def on_make_believe_gpu(session: Session, gpu: Gpu | None, ranks: int = 1) -> It
         _phases(patches, session)
         _left_out(patches, session)
         _refused(patches)
+        lists = sys.modules[
+            "torch.optim.optimizer"
+        ]._foreach_supported_types  # by these an optimizer chooses its kernels over lists
+        stack.callback(lists.remove, FakeTensor)
+        lists.append(FakeTensor)
         one_of_many_ranks(patches, recorder, ranks)
         weights_from_config(patches, session.note)
         for hook in (
@@ -131,11 +138,12 @@ def _phases(patches: Patches, session: Session) -> None:
         for storage in recorder.live():
             if storage.saved_by is not None:
                 storage.category = storage.category or "activations"
+        phase = recorder.phase  # that of the step, where an optimizer's closure calls
         recorder.begin("backward")
         try:
             backward(*args, **kwargs)
         finally:
-            recorder.begin("forward")
+            recorder.begin(phase)
 
     def entering(module: torch.nn.Module) -> None:
         if recorder.phase == "setup":
