@@ -49,8 +49,9 @@ def test_a_question_is_answered(line):
 
 @pytest.mark.torch
 def test_a_step_is_traced():
-    (line,) = (line for line in ASKED if line.split()[1] == "trace")
-    assert "traced" in measure.cli.run(shlex.split(line)[1:])
+    model, script = (line for line in ASKED if line.split()[1] == "trace")
+    assert "traced" in measure.cli.run(shlex.split(model)[1:])
+    assert "it fits" in measure.cli.run(shlex.split(script)[1:])
 
 
 @pytest.mark.torch
