@@ -124,10 +124,12 @@ def test_the_page_offers_what_the_command_takes():
     assert MeasurePlan.model_fields["size"].annotation.__args__ == SIZES
     for name, field in MeasurePlan.model_fields.items():
         if name not in ("workload", "own_model"):
-            assert field.default == RunOptions.model_fields[name].default
-            assert [str(rule) for rule in field.metadata] == [
-                str(rule) for rule in RunOptions.model_fields[name].metadata if "func" not in str(rule)
-            ]
+            assert (field.default or 0) == (RunOptions.model_fields[name].default or 0)  # left out is 0 there
+            of_page, of_command = (
+                [str(rule) for rule in one.metadata if "func" not in str(rule)]
+                for one in (field, RunOptions.model_fields[name])
+            )
+            assert of_page == (of_command if name != "ranks" else ["Ge(ge=1)", *of_command[1:]])
     for device in MeasurePlan.model_fields["device"].annotation.__args__:
         assert RunOptions(workload="decoder-states", device=device).device == device
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import streamlit as st
 
 from calc.pipeline import PipelinePlan, simulate
 from pages.ui import charts
@@ -16,8 +17,8 @@ def test_the_axis_ends_with_the_last_operation_that_is_drawn(
 ):
     shown: list[tuple[list[dict[str, Any]], dict[str, Any]]] = []
     said: list[str] = []
-    monkeypatch.setattr(charts.st, "vega_lite_chart", lambda data, spec, key, **_: shown.append((data, spec)))
-    monkeypatch.setattr(charts.st, "caption", said.append)
+    monkeypatch.setattr(st, "vega_lite_chart", lambda data, spec, key, **_: shown.append((data, spec)))
+    monkeypatch.setattr(st, "caption", said.append)
     answer = simulate(PipelinePlan(stages=stages, microbatches=microbatches))
     charts.timeline(answer.timeline, stages, answer.makespan, "timeline")
     [(data, spec)] = shown

@@ -32,16 +32,14 @@ _FORMATS: Final = ("bf16", "fp8", "int8", "gptq-int4", "awq-int4", "nf4", "mxfp4
 
 
 def verdict(answer: ServingAnswer, numbers: Numbers) -> Verdict:
-    """Whether the load fits, how many fit at most, and how fast."""
+    """Whether the load fits, how many fit at most, and how fast; of a load that does not fit first what is short, and no speed."""
     room = answer.capacity
     beyond = answer.spec.beyond_positions("context", answer.plan.context)
-    said = [
-        _too_heavy(answer, numbers),
-        users(answer, numbers),
-        _pace(answer, numbers),
-        _need(answer, numbers),
-        numbers.headroom(room.headroom),
-    ]
+    need = [_need(answer, numbers), numbers.headroom(room.headroom)]
+    if room.fits is False:
+        said = [_too_heavy(answer, numbers), *need, users(answer, numbers) if room.sequences else ""]
+    else:
+        said = [users(answer, numbers), _pace(answer, numbers), *need]
     return Verdict(room.fits, "Serving", "; ".join(filter(None, [*said, *beyond])))
 
 

@@ -96,22 +96,11 @@ def test_each_compiled_part_and_each_loss_needs_less():
         assert_formulas_hold(found.breakdown)
 
 
-@pytest.mark.parametrize(
-    ("changes", "gib", "near"),
-    [
-        ({"dp": 8, "micro_batch": 4, "global_batch": 256, "seq": 8192}, 82.5, 0.1),
-        ({"dp": 4, "cp": 2, "global_batch": 32, "seq": 65536}, 75.9, 0.03),
-        ({"dp": 2, "cp": 4, "global_batch": 16, "seq": 131072}, 77.1, 0.04),
-        ({"dp": 1, "cp": 8, "global_batch": 8, "seq": 262144}, 84.9, 0.12),
-    ],
-)
-def test_pipelines_of_405b_reserve_about_what_was_measured(changes, gib, near):
-    """benchmarks/llama3_h100_202412_torchtitan.md, tables 5 and 6: as many micro-batches as stages, then the default."""
-    plan = {**TITAN, "tp": 8, "pp": 8, "recompute": "full", "optimizer_kernel": "fused", "compile": "model", **changes}
+def test_a_pipeline_of_405b_gives_its_ends_a_layer_less():
+    """torchtitan's own dealing of 126 layers to 8 stages; tests/published has the memory that these runs reserved."""
+    plan = {**TITAN, "tp": 8, "pp": 8, "recompute": "full", "optimizer_kernel": "fused", "dp": 8, "global_batch": 64}
     found = train(model("meta-llama-3.1-405b"), validated(TrainingPlan, plan), gpu("h100-sxm-80gb"))
     assert [len(memory.stage.layers) for memory in found.stages] == [15, *[16] * 6, 15]
-    most = max(found.totals_of(memory).reserved_bytes for memory in found.stages)
-    assert most == pytest.approx(gib * 2**30, rel=near)
 
 
 def test_experts_over_tensor_parallel_ranks_are_refused_for_a_program_that_has_no_such():
