@@ -107,7 +107,7 @@ def test_leaves_sum_to_the_peak_and_every_formula_is_its_value(changes):
         ({"quantization": "fp4"}, "quantization and bitsandbytes need method 'qlora'"),
         ({"method": "lora", "modules_to_save": "q_proj"}, "must name the token table or the head"),
         ({"implementation": "litgpt", "recipe": "amp"}, "is not modelled with implementation 'litgpt'"),
-        ({"implementation": "litgpt", "method": "lora", "lora_targets": "q_proj"}, "must be among query, key, value, projection, mlp and head"),
+        ({"implementation": "litgpt", "method": "lora", "lora_targets": "q_proj"}, "must be among query, key, value, projection"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_refused_with_its_values(values, message):
