@@ -32,9 +32,13 @@ def moe(b: TitanBuilder, x: Value, module: MoE) -> Value:
     with t.part("experts"):
         tokens = t.new("tokens", k, rows, LONG)
         routed = _taken(b, x, tokens, k * h, "routed", rows)
+        places = (
+            tokens if b.settings.experts_of < "2025-11" else None
+        )  # where the outputs are added: the newest needs none
+        del tokens
         out = (_sent if b.settings.ep > 1 or b.settings.whole_experts else _experts)(b, routed, module, k, h)
-    if b.settings.experts_of < "2025-11":
-        return b.scatter(_added(b, x, module, (out, sorted_weights, tokens)))
+    if places:
+        return b.scatter(_added(b, x, module, (out, sorted_weights, places)))
     shared = None
     if module.shared:
         with t.part("shared_expert"):
