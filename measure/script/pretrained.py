@@ -21,6 +21,7 @@ class NoConfig(OSError):
 def weights_from_config(patches: Patches, note: Callable[[str], None]) -> None:
     """Let `from_pretrained` of models and configs take the config from a local folder or the catalogue."""
     import transformers
+    from transformers.models.auto import modeling_auto
     from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
     def config(kind: Any, name: Any, /, **kwargs: Any) -> Any:
@@ -35,7 +36,9 @@ def weights_from_config(patches: Patches, note: Callable[[str], None]) -> None:
         note(f"from_pretrained is from_config: {name} gets no weights")
         return _built(kind, found, kwargs)
 
-    for built in (transformers.PreTrainedModel, _BaseAutoModelClass):
+    # each class of modeling_auto has a copy of its own
+    autos = [each for each in vars(modeling_auto).values() if isinstance(each, type)]
+    for built in (transformers.PreTrainedModel, *(each for each in autos if issubclass(each, _BaseAutoModelClass))):
         patches.set(built, "from_pretrained", classmethod(model))
     for owner in (transformers.AutoConfig, transformers.PretrainedConfig):
         patches.set(owner, "from_pretrained", classmethod(config))
