@@ -238,6 +238,11 @@ def test_no_folder_holds_more_modules_than_one_can_read_down():
     assert {folder: count for folder, count in counts.items() if count > MOST_MODULES} == {}
 
 
+def test_no_module_stands_next_to_a_package_of_its_name():
+    """Python would import the package, and nobody the module."""
+    assert [path for path in python_files() if path.with_suffix("").is_dir()] == []
+
+
 def tracked_top_level() -> set[str]:
     listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
     if listing.returncode == 0 and listing.stdout:
