@@ -66,7 +66,7 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
         self._near_gpu = False
         self._on_gpu = False
         self._hosts: frozenset[int] = frozenset()
-        self._names: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
+        self.names: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
 
     @contextlib.contextmanager
     def placing(self, on_gpu: bool | None, near_gpu: bool) -> Iterator[None]:
@@ -161,14 +161,14 @@ class ScriptRecorder(Recorder):  # type: ignore[no-untyped-call]
             self.crossed = len(self.events) - 1
 
     def _enter(self, module: torch.nn.Module) -> None:
-        if module not in self._names:
+        if module not in self.names:
             for name, each in module.named_modules():
-                self._names.setdefault(each, name)
-        self._stack.append((None, self._names[module]))
+                self.names.setdefault(each, name)
+        self._stack.append((None, self.names[module]))
 
     def place_of(self, module: torch.nn.Module) -> Place:
         """Where a module's tensors count."""
-        return (None, self._names.get(module, ""))
+        return (None, self.names.get(module, ""))
 
 
 def _shown(func: Any, args: Any) -> Any:

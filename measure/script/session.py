@@ -84,7 +84,7 @@ class Session:
 
     def mark_models(self) -> None:
         """Name the parameters and buffers of every module that has run."""
-        for module in list(self.recorder._names):
+        for module in list(self.recorder.names):
             place = self.recorder.place_of(module)
             for kind, named in (("parameters", module._parameters), ("buffers", module._buffers)):
                 for name, tensor in named.items():

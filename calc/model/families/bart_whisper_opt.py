@@ -8,7 +8,14 @@ from typing import Any
 
 from calc.errors import InputError
 from calc.model.families.base import Family
-from calc.model.families.common import LAYER_NORM, assemble, dropouts, position_table, storage_dtype, uniform
+from calc.model.families.common import (
+    LAYER_NORM,
+    assemble,
+    dropouts,
+    encoder_alone,
+    position_table,
+    uniform,
+)
 from calc.model.families.task_heads import labels
 from calc.model.feed_forward import MLP
 from calc.model.fields import MOST_LAYERS, Fields
@@ -264,22 +271,7 @@ def whisper_encoder(fields: Fields) -> ModelSpec:
         *sums,
     )
     fields.ignore(*fields.data)  # the decoder's, which this class does not build
-    return ModelSpec(
-        name="",
-        architecture="",
-        hidden_size=h.size,
-        vocab_size=0,
-        max_position_embeddings=0,
-        layers=tower.stack,
-        embeddings=(),
-        final_norm=None,
-        head=(),
-        tied=False,
-        source="",
-        has_head=False,
-        other=(*tower.parts, Part("classifier", weights)),
-        dtype=storage_dtype(fields),
-    )
+    return encoder_alone(fields, tower, Part("classifier", weights))
 
 
 _WHISPER = Traits(embedding_norm=False, final_norm=True, bias="qvo", positions="max_target_positions")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from calc.model.families.base import Family
-from calc.model.families.common import LAYER_NORM, storage_dtype, uniform
+from calc.model.families.common import LAYER_NORM, encoder_alone, storage_dtype, uniform
 from calc.model.families.rotary_vision_towers import pixtral_tower
 from calc.model.families.vision_towers import CLIP, clip_tower, patches, siglip_tower, vit_layer
 from calc.model.fields import Fields
-from calc.model.mixers import Attention
 from calc.model.spec import ModelSpec, Tower
 from calc.model.weights import Norm, Part, Split, Weight, convolution, dim, linear
 
@@ -72,28 +71,6 @@ def siglip(fields: Fields) -> ModelSpec:
     return replace(spec, other=other, towers=(siglip_tower(vision),), dtype=dtype)
 
 
-def _pictures(fields: Fields, tower: Tower, *other: Part) -> ModelSpec:
-    """An encoder of pictures as a model of its own: no vocabulary, no positions in a text."""
-    mixer = tower.stack.kinds[0].mixer
-    assert isinstance(mixer, Attention)  # every encoder's layer attends
-    return ModelSpec(
-        name="",
-        architecture="",
-        hidden_size=mixer.hidden_size,
-        vocab_size=0,
-        max_position_embeddings=0,
-        layers=tower.stack,
-        embeddings=(),
-        final_norm=None,
-        head=(),
-        tied=False,
-        source="",
-        has_head=False,
-        other=(*tower.parts, *other),
-        dtype=storage_dtype(fields),
-    )
-
-
 def vit(fields: Fields, classes: bool = False) -> ModelSpec:
     """ViT (arXiv 2010.11929): a class token and learned positions; ends in a pooler, or in a layer over the classes."""
     width = fields.size("hidden_size")
@@ -121,16 +98,16 @@ def vit(fields: Fields, classes: bool = False) -> ModelSpec:
     )
     fields.ignore("encoder_stride", "pooler_act", "pooler_output_size", "num_labels")
     parts = (Part("embedding", embedding), Part("norms", Norm("final_norm", h, **LAYER_NORM).weights))
-    return _pictures(fields, Tower("vision", uniform(fields, layer), parts), last)
+    return encoder_alone(fields, Tower("vision", uniform(fields, layer), parts), last)
 
 
 FAMILIES = {
     "CLIPModel": Family(clip, "clip"),
     "CLIPTextModel": Family(clip_text, "clip"),
-    "CLIPVisionModel": Family(lambda fields: _pictures(fields, clip_tower(fields)), "clip"),
+    "CLIPVisionModel": Family(lambda fields: encoder_alone(fields, clip_tower(fields)), "clip"),
     "SiglipModel": Family(siglip, "siglip"),
-    "SiglipVisionModel": Family(lambda fields: _pictures(fields, siglip_tower(fields)), "siglip"),
-    "PixtralVisionModel": Family(lambda fields: _pictures(fields, pixtral_tower(fields)), "pixtral"),
+    "SiglipVisionModel": Family(lambda fields: encoder_alone(fields, siglip_tower(fields)), "siglip"),
+    "PixtralVisionModel": Family(lambda fields: encoder_alone(fields, pixtral_tower(fields)), "pixtral"),
     "ViTModel": Family(vit, "vit"),
     "ViTForImageClassification": Family(lambda fields: vit(fields, classes=True), "vit"),
 }

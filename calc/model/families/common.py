@@ -9,8 +9,8 @@ from calc.errors import InputError
 from calc.model.feed_forward import MLP, FeedForward, MoE, router
 from calc.model.fields import MOST_LAYERS, Fields
 from calc.model.mixers import Attention, LatentAttention, Mixer
-from calc.model.spec import Layer, ModelSpec, Stack
-from calc.model.weights import Dim, Norm, Split, Weight, dim, linear
+from calc.model.spec import Layer, ModelSpec, Stack, Tower
+from calc.model.weights import Dim, Norm, Part, Split, Weight, dim, linear
 
 LAYER_NORM: Final[dict[str, Any]] = {"kind": "layer", "style": "native", "bias": True}  # torch's own
 CONTEXT = (
@@ -282,3 +282,25 @@ def dropouts(fields: Fields, **keys: str) -> tuple[tuple[str, float], ...]:
     """Dropout probabilities that are above zero, by place: `attention="attn_pdrop"`."""
     found = ((place, fields.number(key, default=0.0, high=1.0)) for place, key in keys.items())
     return tuple((place, probability) for place, probability in found if probability)
+
+
+def encoder_alone(fields: Fields, tower: Tower, *other: Part) -> ModelSpec:
+    """An encoder of pictures or sound as a model of its own: no vocabulary, no positions in a text."""
+    mixer = tower.stack.kinds[0].mixer
+    assert isinstance(mixer, Attention)  # every encoder's layer attends
+    return ModelSpec(
+        name="",
+        architecture="",
+        hidden_size=mixer.hidden_size,
+        vocab_size=0,
+        max_position_embeddings=0,
+        layers=tower.stack,
+        embeddings=(),
+        final_norm=None,
+        head=(),
+        tied=False,
+        source="",
+        has_head=False,
+        other=(*tower.parts, *other),
+        dtype=storage_dtype(fields),
+    )
