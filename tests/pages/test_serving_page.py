@@ -70,7 +70,7 @@ def test_room_that_the_plan_states_is_for_the_cache_alone():
 
 def test_speed_is_unknown_where_the_gpu_gives_none():
     bare = cards(serve(load("llama-2-7b"), ServingPlan(), custom_gpu(memory_gib=80)))
-    assert [bare[label].value for label in ("Tokens/s for each user", "Tokens/s in all")] == ["unknown"] * 2
+    assert [bare[label].value for label in ("Tokens/s a user", "Tokens/s in all")] == ["unknown"] * 2
 
 
 @pytest.mark.parametrize("engine", ["logical", "vllm", "llama.cpp"])

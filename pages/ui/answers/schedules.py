@@ -47,7 +47,7 @@ def every_schedule(answer: PipelineAnswer, numbers: Numbers, _: Scenario) -> Non
         at = ("→ " if name == plan.schedule else "") + SCHEDULE_NAMES.get(name, name)
         values = (
             at, numbers.show(found.makespan, "seconds"), numbers.percent(found.bubble_fraction),
-            f"{found.in_flight[0]} of {found.plan.virtual_stages or 1} chunks",
+            f"{found.in_flight[0]}" + (f", each 1/{found.plan.chunks} of a rank" if found.plan.chunks > 1 else ""),
         )  # fmt: skip
         for column, value in zip(rows.values(), values, strict=True):
             column.append(value)

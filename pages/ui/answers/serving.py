@@ -118,7 +118,7 @@ def figures_of(answer: ServingAnswer, numbers: Numbers, _: Scenario | None = Non
             f"against MHA {numbers.ratio(answer.mha_ratio)}",
         ),
         Figure(
-            "Tokens/s for each user",
+            "Tokens/s a user",
             numbers.count(None if pace.tpot_s is None else 1 / pace.tpot_s),
             f"One token takes {numbers.show(pace.tpot_s, 'seconds')} (TPOT) with {answer.plan.concurrency:,} requests; "
             f"the first {numbers.show(pace.ttft_s, 'seconds')} (TTFT) after a prompt of {answer.plan.prompt_tokens:,}",
@@ -162,7 +162,7 @@ def against_users(answer: ServingAnswer, numbers: Numbers, _: Scenario) -> None:
         charts.curves([Curve("tokens/s in all", total)], "concurrent requests", "tokens/s", numbers, "throughput",
                       "Tokens per second of all requests against concurrent requests", now=now)  # fmt: skip
     with right:
-        charts.title("Tokens/s for each user")
+        charts.title("Tokens/s a user")
         charts.curves([Curve("tokens/s for each user", single)], "concurrent requests", "tokens/s", numbers, "per user",
                       "Tokens per second of one request against concurrent requests", now=now)  # fmt: skip
     if answer.capacity.sequences is not None:
